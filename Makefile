@@ -1,0 +1,51 @@
+# The short way in: `make` prints what there is. Everything lands in build/, made by CMake; what the
+# system lacks is installed first by tools/setup.sh (as root; others are told the command).
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+
+# In CI, warnings are errors. LS_TESTS is off only for a first build by somebody who just wants the
+# program: it needs neither cmocka nor a C++ compiler then.
+first = $(if $(wildcard build/CMakeCache.txt),,1)
+configure = cmake -S . -B build --log-level=WARNING $(if $(CI),-DLS_WERROR=ON)
+# CMake's own make must not take its orders (-j, -n) from this one.
+compile = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL cmake --build build --parallel $(JOBS)
+
+.PHONY: help build demo test bench install clean
+
+help:
+	@echo 'make build     build build/lockstep and the library (build/lib/)'
+	@echo 'make demo      train a small GPT on the King James Bible with two workers: a few minutes'
+	@echo 'make test      build and run all tests'
+	@echo 'make bench     time the collectives on this machine'
+	@echo 'make install   into PREFIX ($(PREFIX)), below DESTDIR if set'
+	@echo 'make clean     remove build/'
+	@echo
+	@echo 'What is missing on Debian or Ubuntu is installed first by tools/setup.sh.'
+	@echo 'Development builds (sanitizers, warnings as errors): cmake --list-presets'
+
+build:
+	@tools/setup.sh build
+	@$(configure) $(if $(first),-DLS_TESTS=OFF)
+	@$(compile) --target lockstep_product
+
+demo:
+	@tools/setup.sh build demo
+	@$(MAKE) --no-print-directory build
+	@tools/demo.sh
+
+test:
+	@tools/setup.sh build test
+	@$(configure) -DLS_TESTS=ON
+	@$(compile)
+	@tools/test.sh
+
+bench: build
+	@build/lockstep bench all-reduce
+
+# Does not build again what is there: `sudo make install` must leave no files of root in build/.
+install:
+	@test -x build/lockstep || $(MAKE) --no-print-directory build
+	@cmake --install build --prefix $(PREFIX)
+
+clean:
+	rm -rf build

@@ -1,0 +1,75 @@
+/* Conversions between float and the 16-bit types, and element types by name.
+ *
+ * All are integer arithmetic: round to nearest, ties to even; subnormals are kept whatever the
+ * processor's flush-to-zero flags say; NaN stays NaN with its sign and the upper bits of its
+ * payload, and becomes quiet. Inline and without branches that a compiler cannot turn into
+ * selects, so loops over them vectorise. */
+#ifndef LSI_BASE_DTYPE_H
+#define LSI_BASE_DTYPE_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include <lockstep/dtype.h>
+
+/* The type called `name` in safetensors files ("F32", "BF16", …), 0 if there is none. */
+int lsi_dtype_from_name(const char *name);
+
+static inline uint32_t lsi_float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float lsi_float_from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float lsi_bf16_to_f32(uint16_t value) {
+    return lsi_float_from_bits((uint32_t)value << 16);
+}
+
+static inline uint16_t lsi_f32_to_bf16(float value) {
+    uint32_t bits = lsi_float_bits(value);
+    uint32_t rounded =
+        bits + 0x7FFFu + (bits >> 16 & 1u); /* carries into the exponent, up to inf */
+    uint32_t quiet = bits | 0x400000u;
+    int is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    return (uint16_t)((is_nan ? quiet : rounded) >> 16);
+}
+
+static inline float lsi_f16_to_f32(uint16_t value) {
+    uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
+    uint32_t rest = value & 0x7FFFu;
+    uint32_t normal = (rest << 13) + (112u << 23);  /* exponent bias 15 becomes 127 */
+    uint32_t special = (rest << 13) + (224u << 23); /* exponent 31 becomes 255 */
+    special |= rest > 0x7C00u ? 0x400000u : 0u;
+    /* a subnormal is rest * 2^-24, exact in float */
+    uint32_t subnormal = lsi_float_bits((float)(int32_t)rest * 0x1p-24f);
+    uint32_t bits = rest < 0x0400u ? subnormal : rest < 0x7C00u ? normal : special;
+    return lsi_float_from_bits(sign | bits);
+}
+
+static inline uint16_t lsi_f32_to_f16(float value) {
+    uint32_t bits = lsi_float_bits(value);
+    uint32_t sign = bits >> 16 & 0x8000u;
+    uint32_t rest = bits & 0x7FFFFFFFu;
+    uint32_t normal = rest - (112u << 23);
+    normal = (normal + 0xFFFu + (normal >> 13 & 1u)) >> 13; /* from 65520 on this is inf or more */
+    normal = normal > 0x7C00u ? 0x7C00u : normal;
+    /* below 2^-14: the mantissa in units of 2^-24; a shift of 25 or more leaves nothing */
+    uint32_t exponent = rest >> 23;
+    uint32_t shift = exponent > 101u ? 126u - exponent : 25u;
+    shift = shift > 25u ? 25u : shift;
+    uint32_t mantissa = (rest & 0x7FFFFFu) | 0x800000u;
+    uint32_t half = (1u << shift) >> 1;
+    uint32_t subnormal = mantissa + half - 1u + (mantissa >> shift & 1u);
+    subnormal = exponent > 101u ? subnormal >> shift : 0u;
+    uint32_t nan = 0x7E00u | (rest >> 13 & 0x3FFu);
+    uint32_t finite = rest >= 0x38800000u ? normal : subnormal;
+    return (uint16_t)(sign | (rest > 0x7F800000u ? nan : finite));
+}
+
+#endif

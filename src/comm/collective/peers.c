@@ -1,0 +1,58 @@
+/* Where the buffers of peers are, and how work is cut. */
+#include "comm/collective/collective.h"
+
+static float *locate(const ls_work *work, int rank, uint64_t offset, const void *own) {
+    if (rank == work->group->rank) return (float *)own;
+    return (float *)(void *)(work->group->region->base + offset);
+}
+
+void lsi_peer_inputs(const ls_work *work, lsi_peers *peers) {
+    for (int r = 0; r < work->group->n_ranks; r++)
+        peers->ptr[r] = locate(work, r, lsi_work_call_of(work, r)->input, work->input);
+}
+
+void lsi_peer_outputs(const ls_work *work, lsi_peers *peers) {
+    for (int r = 0; r < work->group->n_ranks; r++)
+        peers->ptr[r] = locate(work, r, lsi_work_call_of(work, r)->output, work->output);
+}
+
+/* Pieces are numbered through all staged works of a group, so that two works in a row go on
+ * alternating between the two blocks. */
+void lsi_peer_staging(const ls_work *work, uint64_t piece, lsi_peers *peers) {
+    const ls_group *group = work->group;
+    for (int r = 0; r < group->n_ranks; r++)
+        peers->ptr[r] =
+            (float *)(void *)lsi_region_staging(group->region, r, group->n_pieces + piece);
+}
+
+float *lsi_own_staging(const ls_work *work, uint64_t piece) {
+    const ls_group *group = work->group;
+    return (float *)(void *)lsi_region_staging(group->region, group->rank,
+                                               group->n_pieces + piece);
+}
+
+bool lsi_inputs_shared(const ls_work *work) {
+    if (work->group->n_ranks == 1) return true;
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if (lsi_work_call_of(work, r)->input == LSI_NOT_SHARED) return false;
+    return true;
+}
+
+bool lsi_outputs_shared(const ls_work *work) {
+    if (work->group->n_ranks == 1) return true;
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if (lsi_work_call_of(work, r)->output == LSI_NOT_SHARED) return false;
+    return true;
+}
+
+lsi_range lsi_slice(int64_t count, int rank, int n_ranks) {
+    const int64_t line = LSI_LINE_BYTES / (int64_t)sizeof(float);
+    int64_t lines = (count + line - 1) / line;
+    int64_t begin = lines * rank / n_ranks * line, end = lines * (rank + 1) / n_ranks * line;
+    return (lsi_range){begin < count ? begin : count, end < count ? end : count};
+}
+
+lsi_range lsi_piece_range(const ls_work *work, uint64_t piece, int64_t piece_elems) {
+    int64_t begin = (int64_t)piece * piece_elems, end = begin + piece_elems;
+    return (lsi_range){begin, end < work->call.count ? end : work->call.count};
+}

@@ -1,0 +1,91 @@
+/* The heap of the shared region: a sorted table of blocks under a lock, first fit.
+ *
+ * The lock is a spin lock with a deadline and not a mutex because its owner may be killed; the
+ * launcher then ends the run, and this keeps others from waiting for ever meanwhile. It is held
+ * for microseconds, a few times per run. Freed pages are punched out of the file, so memory goes
+ * back to the system and later blocks start zeroed. */
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/transport/control.h"
+
+enum { ALIGN_BYTES = 4096, LOCK_WAIT_MS = 10000 };
+
+static ls_status lock_heap(lsi_control *control) {
+    int64_t deadline_ns = lsi_deadline_ns(LOCK_WAIT_MS);
+    uint32_t unlocked = 0;
+    while (!atomic_compare_exchange_weak(&control->heap_lock, &unlocked, 1)) {
+        unlocked = 0;
+        sched_yield();
+        if (lsi_now_ns() > deadline_ns)
+            return lsi_fail(LS_ERR_TIMEOUT, "shared heap: locked for %d ms; the rank that held it "
+                            "was probably killed", LOCK_WAIT_MS);
+    }
+    return LS_OK;
+}
+
+static void unlock_heap(lsi_control *control) {
+    atomic_store(&control->heap_lock, 0);
+}
+
+/* Index of the first block behind a gap of at least `bytes`; *offset is the start of the gap. */
+static int find_gap(const lsi_control *control, uint64_t bytes, uint64_t *offset) {
+    *offset = 0;
+    for (int i = 0; i < control->n_blocks; i++) {
+        if (control->blocks[i].offset - *offset >= bytes) return i;
+        *offset = control->blocks[i].offset + control->blocks[i].bytes;
+    }
+    return control->heap_bytes - *offset >= bytes ? control->n_blocks : -1;
+}
+
+static ls_status take_block(lsi_control *control, uint64_t bytes, uint64_t *offset) {
+    if (control->n_blocks == LSI_HEAP_BLOCKS)
+        return lsi_fail(LS_ERR_MEMORY, "shared heap: %d blocks are in use, no more are possible",
+                        LSI_HEAP_BLOCKS);
+    int at = find_gap(control, bytes, offset);
+    if (at < 0) {
+        uint64_t used = 0;
+        for (int i = 0; i < control->n_blocks; i++) used += control->blocks[i].bytes;
+        return lsi_fail(LS_ERR_MEMORY, "shared heap: %llu bytes asked for, %llu of %llu left",
+                        (unsigned long long)bytes, (unsigned long long)(control->heap_bytes - used),
+                        (unsigned long long)control->heap_bytes);
+    }
+    memmove(&control->blocks[at + 1], &control->blocks[at],
+            (size_t)(control->n_blocks - at) * sizeof control->blocks[0]);
+    control->blocks[at] = (lsi_heap_block){*offset, bytes};
+    control->n_blocks++;
+    return LS_OK;
+}
+
+ls_status lsi_heap_alloc(lsi_region *region, size_t bytes, void **ptr) {
+    lsi_control *control = region->control;
+    if (bytes > control->heap_bytes)
+        return lsi_fail(LS_ERR_MEMORY, "shared heap: %zu bytes asked for, the heap has %llu", bytes,
+                        (unsigned long long)control->heap_bytes);
+    uint64_t rounded = ((uint64_t)bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    if (rounded == 0) rounded = ALIGN_BYTES;
+    LSI_TRY(lock_heap(control));
+    uint64_t offset = 0;
+    ls_status status = take_block(control, rounded, &offset);
+    unlock_heap(control);
+    if (status == LS_OK) *ptr = region->base + control->heap_offset + offset;
+    return status;
+}
+
+void lsi_heap_free(lsi_region *region, void *ptr) {
+    lsi_control *control = region->control;
+    uint64_t offset = (uint64_t)((unsigned char *)ptr - region->base) - control->heap_offset;
+    if (lock_heap(control) != LS_OK) return; /* the run is ending */
+    for (int i = 0; i < control->n_blocks; i++) {
+        if (control->blocks[i].offset != offset) continue;
+        (void)fallocate(region->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        (off_t)(control->heap_offset + offset), (off_t)control->blocks[i].bytes);
+        memmove(&control->blocks[i], &control->blocks[i + 1],
+                (size_t)(control->n_blocks - i - 1) * sizeof control->blocks[0]);
+        control->n_blocks--;
+        break;
+    }
+    unlock_heap(control);
+}

@@ -1,0 +1,30 @@
+/* Starting and supervising the workers of one machine.
+ *
+ * The parent creates the shared region, forks the workers, waits for them, and is the one who
+ * notices deaths: a worker that ends badly aborts the region with a message that names rank, pid
+ * and exit status; the others get grace_ms to end by themselves, then SIGKILL. Workers die with
+ * their parent (PR_SET_PDEATHSIG), so nothing is left after kill -9 of anyone. */
+#ifndef LSI_LAUNCH_LAUNCH_H
+#define LSI_LAUNCH_LAUNCH_H
+
+#include <stdint.h>
+
+#include "base/message.h"
+#include "comm/region.h"
+
+typedef struct lsi_launch_opts {
+    int n_workers;
+    size_t shared_bytes; /* address space for shared buffers of all ranks; 0: from memory size */
+    int64_t grace_ms;    /* between the first failure and SIGKILL; 0: 500 */
+} lsi_launch_opts;
+
+/* Body of a worker; its status becomes the worker's exit code. The region is already attached. */
+typedef ls_status (*lsi_worker_fn)(lsi_region *region, int rank, void *context);
+
+/* Runs body in n_workers processes and waits. Returns LS_OK when all did, otherwise the first
+ * failure with its message ("rank 2 (pid 71) was killed by signal 9 (Killed) at step 17").
+ * SIGINT / SIGTERM: the first asks workers to stop after the current step
+ * (lsi_region_stop_requested), a second one, or stop_ms later, aborts them. */
+LS_CHECKED ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *context);
+
+#endif

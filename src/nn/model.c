@@ -1,0 +1,189 @@
+/* What all models share: the table of classes, and parameters from creation to initial values.
+ *
+ * build() of a class runs twice over lsi_model_add_param. The first pass (params == NULL) counts
+ * parameters, elements and bytes of names; then everything is allocated; the second pass places. So
+ * there is one list of parameters per model, written once, and one block of memory:
+ *
+ *     data   | param 0 ……… pad | param 1 … pad | …      each starts at a 64-byte border
+ *
+ * Invariant after create: params[i], shapes[i] and inits[i] describe the same parameter, names are
+ * unique, n_elems is the sum of the counts, and the order is that of build().
+ *
+ * Initial values of parameter i come from the random stream (seed, init, i), element by element, so
+ * they depend on neither machine nor rank nor on what else is initialised. */
+#include "nn/model.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/opt.h"
+
+enum { ALIGN_ELEMS = 16, MAX_CLASSES = 32 };
+
+extern const lsi_model_class lsi_model_gpt2;
+
+const lsi_model_class *const lsi_model_classes[] = {&lsi_model_gpt2, NULL};
+
+ls_status lsi_model_class_find(const char *name, const lsi_model_class **class) {
+    const char *names[MAX_CLASSES + 1] = {0};
+    char known[256] = "";
+    for (int i = 0; lsi_model_classes[i] && i < MAX_CLASSES; i++) {
+        names[i] = lsi_model_classes[i]->name;
+        if (strcmp(names[i], name) == 0) {
+            *class = lsi_model_classes[i];
+            return LS_OK;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", names[i]);
+    }
+    const char *near = lsi_nearest(name, names);
+    return lsi_fail(LS_ERR_NOT_FOUND, "unknown model '%s'; known: %s%s%s%s", name, known,
+                    near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+}
+
+/* ---- building ---- */
+
+static ls_status count_elems(const char *name, int n_dims, const int64_t *dims, int64_t *count) {
+    int64_t product = 1;
+    if (n_dims < 1 || n_dims > LSI_MAX_DIMS)
+        return lsi_fail(LS_ERR_ARGUMENT, "parameter %s has %d dims, expected 1 to %d", name, n_dims,
+                        LSI_MAX_DIMS);
+    for (int d = 0; d < n_dims; d++)
+        if (dims[d] < 0 || __builtin_mul_overflow(product, dims[d], &product))
+            return lsi_fail(LS_ERR_ARGUMENT, "parameter %s: dim %d is %lld, too large or negative",
+                            name, d, (long long)dims[d]);
+    *count = product;
+    return LS_OK;
+}
+
+/* Adds a parameter's padded length to *total; the whole must be addressable in bytes. */
+static ls_status add_padded(const char *name, int64_t count, int64_t *total) {
+    int64_t end, bytes;
+    if (__builtin_add_overflow(*total, count, &end) ||
+        __builtin_add_overflow(end, (int64_t)(ALIGN_ELEMS - 1), &end) ||
+        __builtin_mul_overflow(end, (int64_t)sizeof(float), &bytes))
+        return lsi_fail(LS_ERR_ARGUMENT, "the parameters up to %s need more than 2^63 bytes", name);
+    *total = end / ALIGN_ELEMS * ALIGN_ELEMS;
+    return LS_OK;
+}
+
+static void place_param(lsi_model *model, const char *name, int64_t count, int64_t offset,
+                        uint32_t flags) {
+    char *kept = model->names + model->n_name_bytes;
+    memcpy(kept, name, strlen(name) + 1);
+    model->params[model->n_params] = (ls_param){
+        .name = kept,
+        .count = count,
+        .dtype = LS_DTYPE_F32,
+        .flags = flags,
+        .data = model->data + offset,
+    };
+}
+
+ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims, const int64_t *dims,
+                              uint32_t flags, lsi_init_kind init, double std) {
+    int64_t count = 0, offset = model->n_data_elems;
+    LSI_TRY(count_elems(name, n_dims, dims, &count));
+    LSI_TRY(add_padded(name, count, &model->n_data_elems));
+    if (model->params) {
+        lsi_param_shape *shape = &model->shapes[model->n_params];
+        shape->n_dims = n_dims;
+        memcpy(shape->dims, dims, (size_t)n_dims * sizeof *dims);
+        model->inits[model->n_params] = (lsi_param_init){init, std};
+        place_param(model, name, count, offset, flags);
+    }
+    model->n_params++;
+    model->n_elems += count;
+    model->n_name_bytes += strlen(name) + 1;
+    return LS_OK;
+}
+
+static ls_status allocate(lsi_model *model) {
+    size_t n = (size_t)model->n_params;
+    LSI_TRY(lsi_check_alloc(model->names = lsi_alloc(LSI_MEM_OTHER, model->n_name_bytes)));
+    LSI_TRY(lsi_check_alloc(model->shapes = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->shapes)));
+    LSI_TRY(lsi_check_alloc(model->inits = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->inits)));
+    /* zeroed, so that padding has a value: files and hashes of the block are the same every time */
+    LSI_TRY(lsi_check_alloc(
+        model->data = lsi_calloc(LSI_MEM_PARAMS, (size_t)model->n_data_elems, sizeof(float))));
+    return lsi_check_alloc(model->params = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->params));
+}
+
+static ls_status build(lsi_model *model) {
+    LSI_TRY(model->class->build(model));
+    LSI_TRY(allocate(model));
+    model->n_params = 0;
+    model->n_elems = model->n_data_elems = 0;
+    model->n_name_bytes = 0;
+    return model->class->build(model);
+}
+
+ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config *config,
+                           lsi_model **model) {
+    LSI_TRY(class->check(config));
+    lsi_model *made = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *made);
+    LSI_TRY(lsi_check_alloc(made));
+    made->class = class;
+    made->config = *config;
+    ls_status status = build(made);
+    if (status != LS_OK) {
+        lsi_model_destroy(made);
+        return lsi_context(status, "model %s", class->name);
+    }
+    *model = made;
+    return LS_OK;
+}
+
+void lsi_model_destroy(lsi_model *model) {
+    if (!model) return;
+    lsi_free(model->params);
+    lsi_free(model->data);
+    lsi_free(model->inits);
+    lsi_free(model->shapes);
+    lsi_free(model->names);
+    lsi_free(model);
+}
+
+/* ---- initial values ---- */
+
+static void fill(float *values, int64_t count, float value) {
+    for (int64_t i = 0; i < count; i++) values[i] = value;
+}
+
+void lsi_model_init(lsi_model *model, uint64_t seed) {
+    for (int i = 0; i < model->n_params; i++) {
+        ls_param *param = &model->params[i];
+        lsi_rng_stream stream = lsi_rng_open(seed, LSI_RNG_INIT, (uint32_t)i, 0);
+        switch (model->inits[i].kind) {
+        case LSI_INIT_ZERO:
+            fill(param->data, param->count, 0.0f);
+            break;
+        case LSI_INIT_ONE:
+            fill(param->data, param->count, 1.0f);
+            break;
+        case LSI_INIT_NORMAL:
+            lsi_rng_normal(&stream, (float)model->inits[i].std, param->data, param->count);
+            break;
+        }
+    }
+}
+
+/* ---- use ---- */
+
+lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i) {
+    return lsi_tape_param(tape, &model->params[i], i, model->shapes[i].n_dims,
+                          model->shapes[i].dims);
+}
+
+int lsi_model_find(const lsi_model *model, const char *name) {
+    for (int i = 0; i < model->n_params; i++)
+        if (strcmp(model->params[i].name, name) == 0) return i;
+    return -1;
+}
+
+double lsi_model_flops_per_token(const lsi_model *model, int64_t n_time) {
+    const lsi_model_config *config = &model->config;
+    return 6.0 * (double)model->n_elems +
+           12.0 * (double)config->n_layer * (double)config->n_embd * (double)n_time;
+}

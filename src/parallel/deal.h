@@ -1,0 +1,32 @@
+/* Which rank computes which micro-batches of a step.
+ *
+ * A step has n micro-batches, numbered over all ranks; each rank gets consecutive ones. Gradients
+ * are added pairwise in the default tree over these numbers. If each rank's share is one subtree,
+ * the rank can add it alone, the ranks' sums are joined by the top of the tree, and the result has
+ * the same bits for any number of ranks ([Note: bits and the deal]).
+ *
+ * Equal shares are subtrees when a share is a power of two. Otherwise a reproducible deal gives
+ * unequal shares along the borders of the tree, for example 6 on 2 ranks: 4 and 2. */
+#ifndef LSI_PARALLEL_DEAL_H
+#define LSI_PARALLEL_DEAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/message.h"
+#include "comm/order.h"
+
+typedef struct lsi_deal {
+    int n_ranks;
+    int64_t first[LSI_MAX_RANKS]; /* number of a rank's first micro-batch */
+    int64_t count[LSI_MAX_RANKS]; /* how many it has, >= 1 */
+    int64_t largest;              /* of the counts */
+    lsi_order order;              /* of the ranks' sums */
+} lsi_deal;
+
+/* LS_ERR_ARGUMENT when there are fewer micro-batches than ranks, or, unless reproducible, when they
+ * cannot be shared equally. */
+LS_CHECKED ls_status lsi_deal_micro_batches(lsi_deal *deal, int64_t n_micro_batches, int n_ranks,
+                                            bool reproducible);
+
+#endif

@@ -1,0 +1,78 @@
+/* gelu: y = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+ *
+ * This is 0.5 x (1 + tanh(u)), GPT-2's "gelu_new", written with the logistic function
+ * s = 1 / (1 + e^(-2u)), which keeps its relative precision where 1 + tanh(u) cancels.
+ *
+ *   x, y (n)          dx = dy (s + x s (1 - s) 2 du/dx)
+ *
+ * Saved: nothing of its own; backward reads x and computes s again, which is cheaper than keeping
+ * it: the activation is four times as wide as the rest of a block. The exponent is cut at 87, where
+ * e^(-2u) is still finite and y is below 1e-36. */
+#include "tensor/math.h"
+#include "tensor/op.h"
+#include "tensor/op/shape.h"
+#include "tensor/threads.h"
+
+#define TWO_ROOT_2_OVER_PI 1.59576912f
+#define CUBIC 0.044715f
+
+typedef struct gelu_loop {
+    const float *x, *dy;
+    float *out; /* y, or dx (which may be dy) */
+    bool first;
+} gelu_loop;
+
+/* e^(-2u) */
+static inline float tail(float x) {
+    float minus_two_u = -TWO_ROOT_2_OVER_PI * (x + CUBIC * (x * x * x));
+    return lsi_expf(minus_two_u > 87.0f ? 87.0f : minus_two_u);
+}
+
+static inline float slope(float x) {
+    float e = tail(x);
+    float s = 1.0f / (1.0f + e);
+    float two_du = TWO_ROOT_2_OVER_PI * (1.0f + 3.0f * CUBIC * (x * x));
+    return s + x * (s * (e * s)) * two_du;
+}
+
+static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const gelu_loop *loop = context;
+    const float *x = loop->x;
+    float *y = loop->out;
+    LSI_ELEMENTWISE
+    for (int64_t i = begin; i < end; i++) y[i] = x[i] / (1.0f + tail(x[i]));
+}
+
+static void backward_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const gelu_loop *loop = context;
+    const float *x = loop->x, *dy = loop->dy;
+    float *dx = loop->out;
+    bool first = loop->first;
+    LSI_ELEMENTWISE
+    for (int64_t i = begin; i < end; i++) lsi_contribute(dx + i, dy[i] * slope(x[i]), first);
+}
+
+static ls_status gelu_backward(lsi_tape *tape, lsi_node *node) {
+    gelu_loop loop = {.x = node->input[0]->data, .dy = node->output->grad};
+    int64_t n = lsi_tensor_count(node->output);
+    loop.out = lsi_grad_inherit(tape, node, node->input[0], &loop.first);
+    if (loop.out) lsi_for_ranges(n, lsi_grain(4), backward_range, &loop);
+    return lsi_tape_status(tape);
+}
+
+lsi_tensor *lsi_op_gelu(lsi_tape *tape, lsi_tensor *x) {
+    if (!lsi_op_begin(tape, "gelu", 1, (lsi_tensor *[]){x})) return NULL;
+    lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
+    if (!y) return NULL;
+    gelu_loop loop = {.x = x->data, .out = y->data};
+    lsi_for_ranges(lsi_tensor_count(y), lsi_grain(4), forward_range, &loop);
+    lsi_node node = {.backward = gelu_backward,
+                     .name = "gelu",
+                     .input = {x},
+                     .output = y,
+                     .reads = LSI_READS_INPUT(0)};
+    lsi_tape_record(tape, &node);
+    return y;
+}

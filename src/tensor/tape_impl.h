@@ -1,0 +1,49 @@
+/* Inside of the tape, shared by tape.c (recording), leaf.c (parameters and inputs) and backward.c.
+ *
+ * Tensors live in chunks so that pointers to them stay valid while the tape grows. Chunks, the
+ * array of nodes and the table of leaves keep their size over a reset: a second step like the first
+ * allocates nothing. */
+#ifndef LSI_TENSOR_TAPE_IMPL_H
+#define LSI_TENSOR_TAPE_IMPL_H
+
+#include "tensor/tensor.h"
+
+enum { LSI_TENSORS_PER_CHUNK = 128 };
+
+struct lsi_tape {
+    lsi_arena *arena;
+    ls_event_sink sink;
+    bool record;
+    bool accumulate;      /* leaves made from now on add to their gradient */
+    bool is_backward_run; /* since reset */
+
+    ls_status status; /* first error since reset, and its message */
+    char message[LSI_MESSAGE_BYTES];
+
+    lsi_tensor **chunks;
+    int64_t n_chunks, chunk_capacity;
+    int64_t n_tensors;
+
+    lsi_node *nodes; /* in the order of forward; backward takes them off the end */
+    int64_t n_nodes, node_capacity;
+
+    lsi_tensor **leaves; /* by parameter index; NULL where there is none */
+    int64_t leaf_capacity;
+
+    lsi_rng_stream pass; /* of this seed, step and micro-batch */
+    uint32_t n_streams;  /* dropout calls since reset */
+    int64_t op_begin_ns; /* for the trace */
+};
+
+/* A zeroed tensor that needs no memory of the arena yet; NULL with the sticky error set. */
+lsi_tensor *lsi_tape_new_tensor(lsi_tape *tape, int n_dims, const int64_t *dims);
+/* Adds a node at the end; does not count uses. */
+ls_status lsi_tape_push(lsi_tape *tape, const lsi_node *node);
+/* Makes status the sticky error unless there is one; returns it. The thread's message counts. */
+ls_status lsi_tape_stick(lsi_tape *tape, ls_status status);
+ls_status lsi_tape_raise(lsi_tape *tape, ls_event event, int index);
+/* Gives an activation's data or gradient back to the arena; leaves are left alone. */
+void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t);
+void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t);
+
+#endif
