@@ -43,13 +43,14 @@ static inline uint16_t lsi_f32_to_bf16(float value) {
 static inline float lsi_f16_to_f32(uint16_t value) {
     uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
     uint32_t rest = value & 0x7FFFu;
-    uint32_t normal = (rest << 13) + (112u << 23);  /* exponent bias 15 becomes 127 */
-    uint32_t special = (rest << 13) + (224u << 23); /* exponent 31 becomes 255 */
-    special |= rest > 0x7C00u ? 0x400000u : 0u;
-    /* a subnormal is rest * 2^-24, exact in float */
-    uint32_t subnormal = lsi_float_bits((float)(int32_t)rest * 0x1p-24f);
-    uint32_t bits = rest < 0x0400u ? subnormal : rest < 0x7C00u ? normal : special;
-    return lsi_float_from_bits(sign | bits);
+    uint32_t bits = (rest << 13) + (112u << 23); /* exponent bias 15 becomes 127 */
+    bits += rest >= 0x7C00u ? 112u << 23 : 0u;   /* infinity and NaN: 31 becomes 255 */
+    bits |= rest > 0x7C00u ? 0x400000u : 0u;     /* quiet */
+    /* a subnormal is rest * 2^-24: 2^-14 with the mantissa rest, less 2^-14, both exact */
+    float offset = lsi_float_from_bits((rest << 13) + (113u << 23));
+    uint32_t subnormal = lsi_float_bits(offset - 0x1p-14f);
+    uint32_t mask = rest < 0x0400u ? ~0u : 0u; /* a mask, since gcc makes a jump of a select here */
+    return lsi_float_from_bits(sign | (bits & ~mask) | (subnormal & mask));
 }
 
 static inline uint16_t lsi_f32_to_f16(float value) {

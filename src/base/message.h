@@ -26,7 +26,8 @@ enum { LSI_MESSAGE_BYTES = 1024 };
 ls_status lsi_fail(ls_status status, const char *format, ...) LSI_PRINTF(2, 3);
 /* The same, with ": " and the text of errno appended. */
 ls_status lsi_fail_errno(ls_status status, const char *format, ...) LSI_PRINTF(2, 3);
-/* Puts "…: " before this thread's message and returns status; LS_OK passes untouched. */
+/* Puts "…: " before this thread's message and returns status; LS_OK passes untouched.
+ * A thread without a message gets the meaning of the status after the colon. */
 ls_status lsi_context(ls_status status, const char *format, ...) LSI_PRINTF(2, 3);
 /* Replaces this thread's message by a text made elsewhere (another thread, another rank). */
 void lsi_message_set(const char *text);

@@ -2,7 +2,9 @@
  * environment, --help and docs/options.md.
  *
  * A subcommand declares a struct of values and a table of rows that point into it. Sources, later
- * wins: default < --config FILE (JSON object) < environment LOCKSTEP_<NAME> < command line. */
+ * wins: default < --config FILE (JSON object) < environment LOCKSTEP_<NAME> < command line. A wrong
+ * value is an error even where a later source overrides it. An empty environment variable and a
+ * null in the file count as not given; a file cannot name another one. */
 #ifndef LSI_BASE_OPT_H
 #define LSI_BASE_OPT_H
 
@@ -24,7 +26,7 @@ typedef enum lsi_opt_type {
 } lsi_opt_type;
 
 typedef struct lsi_opt {
-    const char *name;    /* "micro-batch-size"; NULL ends the table */
+    const char *name;    /* "micro-batch-size", at most 64 letters; NULL ends the table */
     char letter;         /* short form, 0: none */
     lsi_opt_type type;
     size_t offset;       /* of the value in the struct of values */
@@ -49,7 +51,9 @@ typedef enum lsi_opt_source {
  * "config" (LSI_OPT_TEXT), if the table has it, names a configuration file. Every bad option is
  * LS_ERR_USAGE with the near name suggested ("unknown option --werkers; did you mean --workers?"),
  * the legal range or the choices. At most n_positional words may come without a dash; they go to
- * positional[] in order (NULL where missing), borrowed from argv. `--` ends options.
+ * positional[] in order (NULL where missing), borrowed from argv. `--` ends options. Forms: --name
+ * value, --name=value, -x value, -xvalue; a value that begins with a dash and is no number needs
+ * the = form. On failure *values and *set stay untouched.
  * On success *set must be released with lsi_opt_destroy, after the last use of *values. */
 LS_CHECKED ls_status lsi_opt_parse(const lsi_opt *table, int argc, char **argv, void *values,
                                    const char **positional, int n_positional, lsi_opt_set **set);

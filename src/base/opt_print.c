@@ -59,24 +59,24 @@ static int left_columns_of(const lsi_opt *table) {
     return widest;
 }
 
-/* Where the next word goes. */
+/* The right column while it is printed. */
 typedef struct wrapper {
     FILE *out;
-    int indent;  /* column at which lines begin */
-    int columns; /* column that no line passes, unless one word does */
-    int column;
+    int indent;  /* where its lines begin */
+    int columns; /* what no line passes, unless a single word does */
+    int column;  /* where the last character ended */
 } wrapper;
 
 static void print_word(wrapper *at, const char *word, size_t bytes) {
     int width = width_of(word, bytes);
-    bool is_first = at->column <= at->indent;
-    if (!is_first && at->column + 1 + width > at->columns) {
-        fprintf(at->out, "\n%*s", at->indent, "");
-        at->column = at->indent;
-        is_first = true;
+    int start = at->column < at->indent ? at->indent : at->column + 1;
+    if (start > at->indent && start + width > at->columns) {
+        fputc('\n', at->out);
+        at->column = 0;
+        start = at->indent;
     }
-    fprintf(at->out, "%s%.*s", is_first ? "" : " ", (int)bytes, word);
-    at->column += width + (is_first ? 0 : 1);
+    fprintf(at->out, "%*s%.*s", start - at->column, "", (int)bytes, word);
+    at->column = start + width;
 }
 
 static void print_words(wrapper *at, const char *text) {
@@ -121,8 +121,7 @@ static void print_row(const lsi_opt *row, FILE *out, int left_columns, int colum
         fputc('\n', out);
         width = 0;
     }
-    fprintf(out, "%*s", left_columns - width, "");
-    wrapper at = {out, left_columns, columns, left_columns};
+    wrapper at = {out, left_columns, columns, width};
     print_words(&at, row->help ? row->help : "");
     if (row->type == LSI_OPT_CHOICE) {
         print_words(&at, "One of");

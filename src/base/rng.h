@@ -32,16 +32,18 @@ typedef struct lsi_rng_stream {
 
 lsi_rng_stream lsi_rng_open(uint64_t seed, lsi_rng_purpose purpose, uint32_t label0,
                             uint32_t label1);
-/* Word number `position` of the stream (four words per block; position / 4 is the counter). */
+/* Word number `position` of the stream (four words per block; position / 4 is the counter). Blocks
+ * are numbered in 62 bits, so every position of a word has a block of its own. */
 uint32_t lsi_rng_u32(const lsi_rng_stream *stream, uint64_t position);
 /* Four consecutive words 4 * block … 4 * block + 3 at the price of one. */
 lsi_philox_block lsi_rng_block(const lsi_rng_stream *stream, uint64_t block);
 /* Uniform in [0, 1), 24 bits. */
 float lsi_rng_uniform(const lsi_rng_stream *stream, uint64_t position);
-/* Uniform integer in [0, bound) without bias (multiply-shift with rejection in a sub-stream). */
+/* Uniform integer in [0, bound) without bias (multiply-shift with rejection in a sub-stream);
+ * position below 2^62, bound = 0 gives 0. Shares no draw with lsi_rng_u32 of the same stream. */
 uint64_t lsi_rng_below(const lsi_rng_stream *stream, uint64_t position, uint64_t bound);
 /* Fills out[0..n) with normal draws (Box-Muller), mean 0, deviation std; element i depends only
- * on i. */
+ * on i. No libm but the root: the same bits on every machine. */
 void lsi_rng_normal(const lsi_rng_stream *stream, float std, float *out, int64_t n);
 
 #endif

@@ -38,9 +38,12 @@ static ls_status join(const char *folder, const char *name, char **path) {
 /* Takes json over. */
 static ls_status save_config(json_t *json, const char *tokenizer, const char *path) {
     ls_status status = LS_OK;
-    if (!json || (tokenizer && json_object_set_new(json, "lockstep",
-                                                   json_pack("{s:s}", "tokenizer", tokenizer))))
+    if (!json)
         status = lsi_fail(LS_ERR_MEMORY, "%s: making the configuration", path);
+    else if (tokenizer &&
+             json_object_set_new(json, "lockstep", json_pack("{s:s}", "tokenizer", tokenizer)) != 0)
+        status = lsi_fail(LS_ERR_ARGUMENT,
+                          "%s: the tokenizer's name is not UTF-8, or memory ran out", path);
     if (status == LS_OK) status = lsi_file_replace_json(path, json);
     json_decref(json);
     return status;
@@ -256,16 +259,16 @@ static ls_status check_surplus(const loading *l) {
 }
 
 /* A configuration may ask for more memory than any machine has. Before a model is created its
- * elements are counted (the first pass of build, see model.h; the number of layers is what makes it
- * long) and must be in proportion to those in the file; smaller differences are left to the steps
- * above, which can name the tensor. */
+ * elements are counted (the first pass of build, see model.h) and must be in proportion to those in
+ * the file; smaller differences are left to the steps above, which can name the tensor. Counting
+ * takes time by layer, and each layer has a tensor at least, so their number is looked at first. */
 static ls_status check_size(const char *path, const lsi_st_file *file, const lsi_model_class *class,
                             const lsi_model_config *config) {
     enum { HEADROOM = 16 };
-    lsi_model counted = {.class = class, .config = *config};
     if (config->n_layer > lsi_st_n_tensors(file))
         return lsi_fail(LS_ERR_FORMAT, "%s: %s asks for %lld layers, the file has %d tensors", path,
                         CONFIG_FILE, (long long)config->n_layer, lsi_st_n_tensors(file));
+    lsi_model counted = {.class = class, .config = *config};
     LSI_TRY(lsi_context(class->build(&counted), "%s", path));
     int64_t n_found = 1;
     for (int i = 0; i < lsi_st_n_tensors(file); i++) {

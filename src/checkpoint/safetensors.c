@@ -8,7 +8,6 @@
  * byte of data; the name "__metadata__" maps texts to texts instead. */
 #include "checkpoint/safetensors.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -126,12 +125,10 @@ const char *lsi_st_shown(const char *text, char buffer[LSI_ST_SHOWN_BYTES]) {
 }
 
 const char *lsi_st_shape_text(int n_dims, const int64_t *dims, char buffer[LSI_ST_SHOWN_BYTES]) {
-    size_t used = 0;
+    size_t used = (size_t)snprintf(buffer, LSI_ST_SHOWN_BYTES, "(");
     for (int i = 0; i < n_dims && used < LSI_ST_SHOWN_BYTES; i++)
         used += (size_t)snprintf(buffer + used, LSI_ST_SHOWN_BYTES - used, "%s%lld",
-                                 i == 0 ? "(" : ", ", (long long)dims[i]);
-    if (n_dims == 0) used = (size_t)snprintf(buffer, LSI_ST_SHOWN_BYTES, "(");
-    /* One dim is written as Python writes it: "(768,)" would be pedantic, "(768)" is clear. */
+                                 i == 0 ? "" : ", ", (long long)dims[i]);
     if (used < LSI_ST_SHOWN_BYTES) snprintf(buffer + used, LSI_ST_SHOWN_BYTES - used, ")");
     return buffer;
 }

@@ -34,9 +34,9 @@ struct lsi_dataset {
 };
 
 static ls_status check_options(const char *path, int64_t seq_len, double val_fraction) {
-    if (seq_len < 1)
-        return lsi_fail(LS_ERR_ARGUMENT, "%s: seq_len is %lld, expected at least 1", path,
-                        (long long)seq_len);
+    if (seq_len < 1 || seq_len > INT32_MAX)
+        return lsi_fail(LS_ERR_ARGUMENT, "%s: seq_len is %lld, expected 1 to %d", path,
+                        (long long)seq_len, INT32_MAX);
     if (!(val_fraction >= 0.0 && val_fraction <= 0.5))
         return lsi_fail(LS_ERR_ARGUMENT, "%s: val_fraction is %g, expected 0 to 0.5", path,
                         val_fraction);

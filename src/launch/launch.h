@@ -16,6 +16,7 @@ typedef struct lsi_launch_opts {
     int n_workers;
     size_t shared_bytes; /* address space for shared buffers of all ranks; 0: from memory size */
     int64_t grace_ms;    /* between the first failure and SIGKILL; 0: 500 */
+    int64_t stop_ms;     /* between SIGINT or SIGTERM and the end of patience; 0: 60,000 */
 } lsi_launch_opts;
 
 /* Body of a worker; its status becomes the worker's exit code. The region is already attached. */

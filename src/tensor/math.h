@@ -36,17 +36,13 @@ static inline float lsi_float_of(uint32_t bits) {
     return value;
 }
 
-/* e^x within one unit in the last place; subnormal results, infinities and NaN are right too.
+/* x = n ln 2 + r with |r| <= ln 2 / 2: returns e^r and leaves n (a two's complement number).
  *
- * x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r), q of degree 4 fitted for the least
- * relative error of e^r (3e-9). ln 2 is taken off in two pieces, the first of 9 bits so that n
- * times it is exact. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, which
- * is defined for NaN as well. 2^n is multiplied in two halves: each is a normal number, and the
- * result is rounded once when it is subnormal. */
-static inline float lsi_expf(float x) {
+ * e^r = 1 + r + r^2 q(r), q of degree 4 fitted for the least relative error of e^r (3e-9). ln 2 is
+ * taken off in two pieces, the first of 9 bits so that n times it is exact. Adding 1.5 * 2^23
+ * rounds to an integer and leaves it in the low bits, which is defined for NaN as well. */
+static inline float lsi_exp_parts(float x, uint32_t *n) {
     const float round = 12582912.0f;
-    x = x > 89.0f ? 89.0f : x;     /* e^89 overflows */
-    x = x < -104.0f ? -104.0f : x; /* e^-104 is below half of the least number */
     float shifted = x * 1.44269504f + round;
     float whole = shifted - round;
     float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -55,10 +51,30 @@ static inline float lsi_expf(float x) {
     q = q * r + 0.041668393f;
     q = q * r + 0.1666652f;
     q = q * r + 0.49999994f;
-    float e = (q * (r * r) + r) + 1.0f;
-    uint32_t n = lsi_bits_of(shifted) - lsi_bits_of(round);
+    *n = lsi_bits_of(shifted) - lsi_bits_of(round);
+    return (q * (r * r) + r) + 1.0f;
+}
+
+/* e^x within one unit in the last place; subnormal results, infinities and NaN are right too. 2^n
+ * is multiplied in two halves: each is a normal number, and the result is rounded once when it is
+ * subnormal. */
+static inline float lsi_expf(float x) {
+    x = x > 89.0f ? 89.0f : x;     /* e^89 overflows */
+    x = x < -104.0f ? -104.0f : x; /* e^-104 is below half of the least number */
+    uint32_t n;
+    float e = lsi_exp_parts(x, &n);
     uint32_t half = (uint32_t)((int32_t)n >> 1);
     return e * lsi_float_of((half + 127u) << 23) * lsi_float_of((n - half + 127u) << 23);
+}
+
+/* The same for a caller that needs no more than [-87, 87], where everything is normal: outside of
+ * it the nearer end counts. */
+static inline float lsi_expf_bounded(float x) {
+    x = x > 87.0f ? 87.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    uint32_t n;
+    float e = lsi_exp_parts(x, &n);
+    return e * lsi_float_of((n + 127u) << 23);
 }
 
 /* The lanes added as a tree. Overwrites them. */
@@ -152,9 +168,11 @@ static inline float lsi_row_exp_sum(const float *x, int64_t n, float shift) {
     return lsi_add_lanes(lane);
 }
 
-/* at = value or at += value: how a contribution reaches a gradient buffer. */
+/* at = value or at += value: how a contribution reaches a gradient buffer. The old value is masked
+ * to zero when it does not count: a choice would be a branch, and the loop would not vectorise. */
 static inline void lsi_contribute(float *at, float value, bool first) {
-    *at = first ? value : *at + value;
+    uint32_t keep = (uint32_t)first - 1u;
+    *at = lsi_float_of(lsi_bits_of(*at) & keep) + value;
 }
 
 #endif

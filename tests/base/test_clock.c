@@ -36,7 +36,9 @@ static void deadline_without_end_is_never(void **state) {
     }
 }
 
-static void ignore_signal(int number) { (void)number; }
+static void ignore_signal(int number) {
+    (void)number;
+}
 
 static void sleep_is_not_cut_by_signals(void **state) {
     (void)state;

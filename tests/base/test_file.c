@@ -294,9 +294,8 @@ static void map_shows_content(void **state) {
 
 static void json_comes_back_as_written(void **state) {
     const char *path = in_scratch(state, "json");
-    json_t *value =
-        json_pack("{s:I, s:f, s:[n, b, s]}", "large", (json_int_t)INT64_MAX, "tenth", 0.1, "list",
-                  1, "ä\"\n");
+    json_t *value = json_pack("{s:I, s:f, s:[n, b, s]}", "large", (json_int_t)INT64_MAX, "tenth",
+                              0.1, "list", 1, "ä\"\n");
     json_t *back;
     assert_ok(lsi_file_replace_json(path, value));
     assert_ok(lsi_file_read_json(path, 1000, &back));
@@ -317,7 +316,7 @@ static void wrong_json_is_named_with_line_and_column(void **state) {
         {"{\"a\": 1, \"a\": 2}", "duplicate object key"},
         {"{\"a\": 1} x", "end of file expected"},
         {"[1, 2", ":1:5: "},
-        {"{\"a\": \"\xff\"}", "UTF-8"},
+        {"{\"a\": \"\xff\"}", "decode byte"},
         {"{\"a\": 99999999999999999999}", "too big"},
         {"{\"a\": NaN}", "invalid token"},
     };
@@ -349,8 +348,7 @@ static void folder_is_made_with_its_parents(void **state) {
         assert_int_equal(stat(in_scratch(state, names[i]), &info), 0);
         assert_true(S_ISDIR(info.st_mode));
     }
-    assert_ok(lsi_folder_make("/"));
-    assert_ok(lsi_folder_make("."));
+    assert_ok(lsi_folder_make("/tmp"));
 }
 
 static void impossible_folder_is_answered(void **state) {

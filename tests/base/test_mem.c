@@ -6,6 +6,16 @@
 #include "base/mem.h"
 #include "base/scratch.h"
 
+/* Hooks of the sanitizers: a size that cannot be had gives NULL, as without them. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+    return "allocator_may_return_null=1";
+}
+
 static int nothing_leaked(void **state) {
     (void)state;
     lsi_mem_fail_at(0);
@@ -177,8 +187,9 @@ static int find_failing(void *context) {
 static void environment_arms_failure(void **state) {
     (void)state;
     static const environment_case cases[] = {
-        {"1", 1}, {"3", 3}, {"0", 0}, {"", 0}, {"x", 0}, {"2x", 0}, {"-1", 0}, {"100", 0},
-        {"99999999999999999999", 0},
+        {"1", 1},  {"3", 3},   {"0", 0},
+        {"", 0},   {"x", 0},   {"2x", 0},
+        {"-1", 0}, {"100", 0}, {"99999999999999999999", 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_equal(run_in_child(find_failing, (void *)(uintptr_t)&cases[i]),

@@ -46,9 +46,9 @@ static void word_is_that_of_its_block(void **state) {
 static void streams_differ_by_each_part_of_their_name(void **state) {
     (void)state;
     const lsi_rng_stream streams[] = {
-        lsi_rng_open(1, LSI_RNG_TEST, 0, 0),      lsi_rng_open(2, LSI_RNG_TEST, 0, 0),
+        lsi_rng_open(1, LSI_RNG_TEST, 0, 0),          lsi_rng_open(2, LSI_RNG_TEST, 0, 0),
         lsi_rng_open(1ull << 32, LSI_RNG_TEST, 0, 0), lsi_rng_open(1, LSI_RNG_INIT, 0, 0),
-        lsi_rng_open(1, LSI_RNG_TEST, 1, 0),      lsi_rng_open(1, LSI_RNG_TEST, 0, 1),
+        lsi_rng_open(1, LSI_RNG_TEST, 1, 0),          lsi_rng_open(1, LSI_RNG_TEST, 0, 1),
         lsi_rng_open(0, LSI_RNG_TEST, 0, 0),
     };
     enum { N = sizeof streams / sizeof streams[0] };
@@ -83,7 +83,8 @@ static void uniform_is_in_half_open_interval_and_even(void **state) {
 static void below_stays_below_and_is_even(void **state) {
     (void)state;
     enum { N = 60000 };
-    static const uint64_t bounds[] = {1, 2, 3, 7, 1000003, 1ull << 32, (1ull << 63) + 1, UINT64_MAX};
+    static const uint64_t bounds[] = {1,         2, 3, 7, 1000003, 1ull << 32, (1ull << 63) + 1,
+                                      UINT64_MAX};
     lsi_rng_stream stream = lsi_rng_open(5, LSI_RNG_TEST, 0, 0);
     for (size_t b = 0; b < sizeof bounds / sizeof bounds[0]; b++) {
         double sum = 0;
@@ -159,9 +160,9 @@ static void normal_has_mean_deviation_and_tails(void **state) {
         fourths += x * x * x * x;
         n_beyond_2 += fabs(x) > 2;
     }
-    assert_true(fabs(sum / N) < 6.0 / 1024);                     /* deviation 1 / sqrt(N) */
-    assert_true(fabs(squares / N - 1) < 6 * sqrt(2.0) / 1024);   /* sqrt(2 / N) */
-    assert_true(fabs(fourths / N - 3) < 6 * sqrt(96.0) / 1024);  /* sqrt(96 / N) */
+    assert_true(fabs(sum / N) < 6.0 / 1024);                    /* deviation 1 / sqrt(N) */
+    assert_true(fabs(squares / N - 1) < 6 * sqrt(2.0) / 1024);  /* sqrt(2 / N) */
+    assert_true(fabs(fourths / N - 3) < 6 * sqrt(96.0) / 1024); /* sqrt(96 / N) */
     assert_true(fabs(n_beyond_2 / (double)N - 0.0455003) < 0.0013);
     lsi_free(draws);
 }

@@ -441,6 +441,8 @@ static void missing_files_are_named(void **state) {
     write_whole(in_scratch("file"), "x", 1);
     assert_fails(lsi_model_save(model, NULL, in_scratch("file")), LS_ERR_IO, "file");
     assert_fails(lsi_model_save(model, NULL, in_scratch("file/under")), LS_ERR_IO, "file");
+    assert_fails(lsi_model_save(model, "\xff", in_scratch("m")), LS_ERR_ARGUMENT, "not UTF-8");
+    assert_int_equal(n_files_in(in_scratch("m")), 0);
     lsi_model_destroy(model);
     assert_null(loaded);
     assert_null(tokenizer);

@@ -10,7 +10,12 @@
 #include "base/clock.h"
 #include "harness/ranks.h"
 
-typedef enum buffer_kind { BUFFER_SHARED, BUFFER_PRIVATE, BUFFER_MIXED, N_BUFFER_KINDS } buffer_kind;
+typedef enum buffer_kind {
+    BUFFER_SHARED,
+    BUFFER_PRIVATE,
+    BUFFER_MIXED,
+    N_BUFFER_KINDS
+} buffer_kind;
 
 typedef struct shape {
     buffer_kind buffers;
@@ -28,16 +33,20 @@ static bool is_shared(const shape *s, const ls_group *group) {
 static ls_status take(ls_group *group, const shape *s, int64_t count, float **buffer) {
     size_t bytes = (size_t)(count + 1) * sizeof(float);
     void *ptr = NULL;
-    if (is_shared(s, group)) LSI_TRY(ls_group_alloc_shared(group, bytes, &ptr));
-    else ptr = malloc(bytes);
+    if (is_shared(s, group))
+        LSI_TRY(ls_group_alloc_shared(group, bytes, &ptr));
+    else
+        ptr = malloc(bytes);
     *buffer = ptr;
     for (int64_t i = 0; i <= count; i++) (*buffer)[i] = -77;
     return LS_OK;
 }
 
 static void give(ls_group *group, const shape *s, float *buffer) {
-    if (is_shared(s, group)) ls_group_free_shared(group, buffer);
-    else free(buffer);
+    if (is_shared(s, group))
+        ls_group_free_shared(group, buffer);
+    else
+        free(buffer);
 }
 
 static float value_at(int rank, int64_t i) {
@@ -49,10 +58,11 @@ static void fill(float *buffer, int rank, int64_t first, int64_t count) {
 }
 
 #define CHECK_VALUE(found, expected, i)                                                            \
-    RANK_CHECK((found) == (expected), "rank %d of %d, %s buffers, %s, count %lld, element %lld: "  \
-               "expected %g, found %g", rank, n, buffer_names[s->buffers],                         \
-               s->in_place ? "in place" : "out of place", (long long)s->count, (long long)(i),     \
-               (double)(expected), (double)(found))
+    RANK_CHECK((found) == (expected),                                                              \
+               "rank %d of %d, %s buffers, %s, count %lld, element %lld: "                         \
+               "expected %g, found %g",                                                            \
+               rank, n, buffer_names[s->buffers], s->in_place ? "in place" : "out of place",       \
+               (long long)s->count, (long long)(i), (double)(expected), (double)(found))
 
 static ls_status all_reduce_gives_scaled_sum(ls_group *group, void *context) {
     const shape *s = context;
@@ -115,8 +125,7 @@ static ls_status broadcast_gives_roots_values(ls_group *group, void *context) {
     for (int root = 0; root < n; root++) {
         fill(buffer, rank, root, s->count);
         LSI_TRY(ls_broadcast(group, buffer, s->count, LS_DTYPE_F32, root, NULL));
-        for (int64_t i = 0; i < s->count; i++)
-            CHECK_VALUE(buffer[i], value_at(root, root + i), i);
+        for (int64_t i = 0; i < s->count; i++) CHECK_VALUE(buffer[i], value_at(root, root + i), i);
     }
     CHECK_VALUE(buffer[s->count], -77.0f, s->count);
     give(group, s, buffer);
@@ -133,8 +142,10 @@ static const struct {
     const char *name;
     rank_body body;
 } collectives[] = {
-    {"all-reduce", all_reduce_gives_scaled_sum}, {"reduce-scatter", reduce_scatter_gives_own_part},
-    {"all-gather", all_gather_gives_all_parts},  {"broadcast", broadcast_gives_roots_values},
+    {"all-reduce", all_reduce_gives_scaled_sum},
+    {"reduce-scatter", reduce_scatter_gives_own_part},
+    {"all-gather", all_gather_gives_all_parts},
+    {"broadcast", broadcast_gives_roots_values},
     {"barrier", barrier_returns},
 };
 
@@ -251,8 +262,8 @@ static void posted_works_complete(void **state) {
         for (int buffers = 0; buffers < N_BUFFER_KINDS; buffers++)
             for (const int *n = rank_counts; *n; n++) {
                 shape s = {(buffer_kind)buffers, true, 5000};
-                assert_ok(run_ranks((rank_mode)mode, *n, many_works_complete_in_any_wait_order,
-                                    &s));
+                assert_ok(
+                    run_ranks((rank_mode)mode, *n, many_works_complete_in_any_wait_order, &s));
             }
 }
 
@@ -288,7 +299,8 @@ static ls_status busy_buffers_and_full_rings_are_refused(ls_group *group, void *
     LSI_TRY(ls_all_reduce(group, values, values, 3, LS_DTYPE_F32, LS_OP_SUM, 1.0, &work[0]));
     if (ls_group_rank(group) == 0)
         RANK_CHECK(ls_all_reduce(group, values + 2, values + 2, 2, LS_DTYPE_F32, LS_OP_SUM, 1.0,
-                                 &extra) == LS_ERR_BUSY, "an overlapping buffer was accepted");
+                                 &extra) == LS_ERR_BUSY,
+                   "an overlapping buffer was accepted");
     for (int i = 1; i < LSI_CALLS; i++) LSI_TRY(ls_barrier(group, &work[i]));
     if (ls_group_rank(group) == 0)
         RANK_CHECK(ls_barrier(group, &extra) == LS_ERR_BUSY, "call %d was accepted", LSI_CALLS + 1);
@@ -309,17 +321,22 @@ static ls_status bad_arguments_are_answered(ls_group *group, void *context) {
     (void)context;
     float v = 0;
     RANK_CHECK(ls_all_reduce(group, &v, &v, -1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL) ==
-               LS_ERR_ARGUMENT, "count -1");
+                   LS_ERR_ARGUMENT,
+               "count -1");
     RANK_CHECK(ls_all_reduce(group, &v, &v, INT64_MAX, LS_DTYPE_F32, LS_OP_SUM, 1, NULL) ==
-               LS_ERR_ARGUMENT, "huge count");
+                   LS_ERR_ARGUMENT,
+               "huge count");
     RANK_CHECK(ls_all_reduce(group, NULL, &v, 1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL) ==
-               LS_ERR_ARGUMENT, "no input");
+                   LS_ERR_ARGUMENT,
+               "no input");
     RANK_CHECK(ls_all_gather(group, &v, NULL, 1, LS_DTYPE_F32, NULL) == LS_ERR_ARGUMENT,
                "no output");
     RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F64, LS_OP_SUM, 1, NULL) ==
-               LS_ERR_UNSUPPORTED, "F64");
+                   LS_ERR_UNSUPPORTED,
+               "F64");
     RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F32, (ls_op)9, 1, NULL) ==
-               LS_ERR_UNSUPPORTED, "operation 9");
+                   LS_ERR_UNSUPPORTED,
+               "operation 9");
     RANK_CHECK(ls_broadcast(group, &v, 1, LS_DTYPE_F32, 1, NULL) == LS_ERR_ARGUMENT, "root 1");
     void *ptr = NULL;
     RANK_CHECK(ls_group_alloc_shared(group, SIZE_MAX - 5000, &ptr) == LS_ERR_MEMORY, "all memory");

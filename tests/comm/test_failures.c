@@ -31,21 +31,53 @@ typedef struct mismatch {
 } mismatch;
 
 static const mismatch mismatches[] = {
-    {"counts", {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE}, {100, 200}, {1, 1}, {0, 0},
+    {"counts",
+     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
+     {100, 200},
+     {1, 1},
+     {0, 0},
      {"count 100", "count 200"}},
-    {"large counts", {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE}, {409600, 409598}, {1, 1}, {0, 0},
+    {"large counts",
+     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
+     {409600, 409598},
+     {1, 1},
+     {0, 0},
      {"count 409600", "count 409598"}},
-    {"nothing and something", {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE}, {0, 1}, {1, 1}, {0, 0},
+    {"nothing and something",
+     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
+     {0, 1},
+     {1, 1},
+     {0, 0},
      {"count 0", "count 1"}},
-    {"scales", {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE}, {8, 8}, {1, 0.5}, {0, 0},
+    {"scales",
+     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
+     {8, 8},
+     {1, 0.5},
+     {0, 0},
      {"scale 1,", "scale 0.5"}},
-    {"kinds", {LSI_CALL_ALL_REDUCE, LSI_CALL_BROADCAST}, {8, 8}, {1, 1}, {0, 0},
+    {"kinds",
+     {LSI_CALL_ALL_REDUCE, LSI_CALL_BROADCAST},
+     {8, 8},
+     {1, 1},
+     {0, 0},
      {"all-reduce", "broadcast"}},
-    {"barrier and sum", {LSI_CALL_BARRIER, LSI_CALL_REDUCE_SCATTER}, {0, 8}, {1, 1}, {0, 0},
+    {"barrier and sum",
+     {LSI_CALL_BARRIER, LSI_CALL_REDUCE_SCATTER},
+     {0, 8},
+     {1, 1},
+     {0, 0},
      {"barrier", "reduce-scatter"}},
-    {"gather and scatter", {LSI_CALL_ALL_GATHER, LSI_CALL_REDUCE_SCATTER}, {8, 8}, {1, 1}, {0, 0},
+    {"gather and scatter",
+     {LSI_CALL_ALL_GATHER, LSI_CALL_REDUCE_SCATTER},
+     {8, 8},
+     {1, 1},
+     {0, 0},
      {"all-gather", "reduce-scatter"}},
-    {"roots", {LSI_CALL_BROADCAST, LSI_CALL_BROADCAST}, {8, 8}, {1, 1}, {0, 1},
+    {"roots",
+     {LSI_CALL_BROADCAST, LSI_CALL_BROADCAST},
+     {8, 8},
+     {1, 1},
+     {0, 1},
      {"root 0", "root 1"}},
 };
 
@@ -54,8 +86,8 @@ static ls_status make_call(ls_group *group, const mismatch *m, int which, float 
     int64_t count = m->count[which];
     switch (m->kind[which]) {
     case LSI_CALL_ALL_REDUCE:
-        return ls_all_reduce(group, buffer, buffer, count, LS_DTYPE_F32, LS_OP_SUM,
-                             m->scale[which], NULL);
+        return ls_all_reduce(group, buffer, buffer, count, LS_DTYPE_F32, LS_OP_SUM, m->scale[which],
+                             NULL);
     case LSI_CALL_REDUCE_SCATTER:
         return ls_reduce_scatter(group, large, buffer, count, LS_DTYPE_F32, LS_OP_SUM,
                                  m->scale[which], NULL);
@@ -63,7 +95,8 @@ static ls_status make_call(ls_group *group, const mismatch *m, int which, float 
         return ls_all_gather(group, buffer, large, count, LS_DTYPE_F32, NULL);
     case LSI_CALL_BROADCAST:
         return ls_broadcast(group, buffer, count, LS_DTYPE_F32, m->root[which], NULL);
-    default: return ls_barrier(group, NULL);
+    default:
+        return ls_barrier(group, NULL);
     }
 }
 
@@ -120,7 +153,7 @@ static void different_orders_are_an_error(void **state) {
 
 typedef struct absence {
     const char *name;
-    int signal;         /* what rank 1 does to itself: 0 sleeps, SIGKILL, SIGSTOP; -1 leaves */
+    int signal; /* what rank 1 does to itself: 0 sleeps, SIGKILL, SIGSTOP; -1 leaves */
     int64_t timeout_ms;
     ls_status expected;
     const char *text;

@@ -8,8 +8,10 @@
 
 static void split_is_largest_power_of_two_below(void **state) {
     (void)state;
-    const struct { int64_t n, split; } rows[] = {{2, 1}, {3, 2}, {4, 2}, {5, 4}, {6, 4}, {7, 4},
-                                                 {8, 4}, {9, 8}, {12, 8}, {64, 32}, {65, 64}};
+    const struct {
+        int64_t n, split;
+    } rows[] = {{2, 1}, {3, 2}, {4, 2},  {5, 4},   {6, 4},  {7, 4},
+                {8, 4}, {9, 8}, {12, 8}, {64, 32}, {65, 64}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         assert_int_equal(lsi_order_split(rows[i].n), rows[i].split);
 }
@@ -41,9 +43,12 @@ static void default_order_sums_like_recursion(void **state) {
 
 static void weighted_order_is_top_of_larger_tree(void **state) {
     (void)state;
-    const struct { int n_ranks; int64_t weight[5]; } rows[] = {
-        {1, {7}}, {2, {4, 2}}, {2, {8, 1}}, {3, {4, 4, 4}}, {3, {2, 1, 1}}, {3, {1, 1, 2}},
-        {4, {1, 1, 1, 1}}, {5, {2, 2, 2, 2, 2}}, {5, {2, 2, 4, 2, 2}}};
+    const struct {
+        int n_ranks;
+        int64_t weight[5];
+    } rows[] = {{1, {7}},          {2, {4, 2}},          {2, {8, 1}},
+                {3, {4, 4, 4}},    {3, {2, 1, 1}},       {3, {1, 1, 2}},
+                {4, {1, 1, 1, 1}}, {5, {2, 2, 2, 2, 2}}, {5, {2, 2, 4, 2, 2}}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         float leaf[64], partial[5], result = 0;
         const float *input[5];

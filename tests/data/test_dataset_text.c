@@ -180,7 +180,7 @@ static void short_texts_say_how_short(void **state) {
         {"abc", 3, 0.0, "a sample of seq_len 3 needs 4"},
         {"abc", 3, 0.0, "a longer text or a seq_len of at most 2"},
         {"a", 1, 0.0, "needs 2; use a longer text"},
-        {"abc", INT64_MAX, 0.0, "seq_len of at most 2"},
+        {"abc", INT32_MAX, 0.0, "needs 2147483648; use a longer text or a seq_len of at most 2"},
         {"abcdefghij", 4, 0.3, "the validation split has 3 with val_fraction 0.3"},
         {"abcdefghij", 4, 0.01, "the validation split has 0"},
         {"abcdefgh", 5, 0.5, "the training split has 4"},
@@ -241,7 +241,8 @@ static void bad_options_are_refused(void **state) {
         double val_fraction;
         const char *message;
     } rows[] = {
-        {0, 0.0, "seq_len is 0, expected at least 1"},
+        {0, 0.0, "seq_len is 0, expected 1 to 2147483647"},
+        {INT64_MAX, 0.0, "seq_len is 9223372036854775807"},
         {-3, 0.0, "seq_len is -3"},
         {2, -0.1, "val_fraction is -0.1"},
         {2, 0.6, "val_fraction is 0.6"},

@@ -140,7 +140,7 @@ static void bad_parameters_are_named(void **state) {
     f.params[0].count = f.params[1].count = INT64_MAX / 2 + 1;
     assert_fails(lsi_optimizer_create(f.params, N_PARAMS, &usual, &optimizer), LS_ERR_ARGUMENT,
                  "bias have more than 2^63");
-    f.params[0].count = INT64_MAX / 8;
+    f.params[0].count = INT64_MAX / 4;
     f.params[1].count = 1;
     assert_fails(lsi_optimizer_create(f.params, N_PARAMS, &usual, &optimizer), LS_ERR_MEMORY, "");
     f.params[0].count = INT64_MAX;

@@ -41,6 +41,9 @@ enum {
     N_BLOCK_PARAMS
 };
 
+/* After the last block. */
+enum { LN_F_WEIGHT, LN_F_BIAS };
+
 /* How a row starts: RESIDUAL is normal with the deviation divided by the root of the number of
  * residual branches, 2 L, so that their sum keeps its size (section 2.3 of the paper). */
 typedef enum start { START_ZERO, START_ONE, START_NORMAL, START_RESIDUAL } start;
@@ -111,7 +114,7 @@ static ls_status build(lsi_model *model) {
 typedef struct pass {
     lsi_model *model;
     lsi_tape *tape;
-    int first; /* index of the block's first parameter */
+    int first; /* index of the first parameter of the block, or of ln_f after the last */
     float dropout, epsilon;
 } pass;
 
@@ -127,34 +130,50 @@ static lsi_tensor *linear(const pass *p, lsi_tensor *x, int weight, int bias) {
     return lsi_op_linear(p->tape, x, leaf(p, weight), leaf(p, bias));
 }
 
+/* `next` was made from `used`, which has no other use: memory that backward does not need goes back
+ * at once, and inference keeps only what it is working on. */
+static lsi_tensor *replace(const pass *p, lsi_tensor *used, lsi_tensor *next) {
+    lsi_tape_drop(p->tape, used);
+    return next;
+}
+
 static lsi_tensor *add_residual(const pass *p, lsi_tensor *x, lsi_tensor *branch) {
-    return lsi_op_add(p->tape, x, lsi_op_dropout(p->tape, branch, p->dropout));
+    lsi_tensor *thinned = lsi_op_dropout(p->tape, branch, p->dropout);
+    lsi_tensor *sum = replace(p, thinned, lsi_op_add(p->tape, x, thinned));
+    lsi_tape_drop(p->tape, branch);
+    return replace(p, x, sum);
 }
 
 static lsi_tensor *attention_branch(const pass *p, lsi_tensor *x) {
     int n_heads = (int)p->model->config.n_head;
-    lsi_tensor *qkv = linear(p, norm(p, x, LN_1_WEIGHT, LN_1_BIAS), C_ATTN_WEIGHT, C_ATTN_BIAS);
-    lsi_tensor *mixed = lsi_op_attention(p->tape, qkv, n_heads, p->dropout);
-    return linear(p, mixed, ATTN_PROJ_WEIGHT, ATTN_PROJ_BIAS);
+    lsi_tensor *normal = norm(p, x, LN_1_WEIGHT, LN_1_BIAS);
+    lsi_tensor *qkv = replace(p, normal, linear(p, normal, C_ATTN_WEIGHT, C_ATTN_BIAS));
+    lsi_tensor *mixed = replace(p, qkv, lsi_op_attention(p->tape, qkv, n_heads, p->dropout));
+    return replace(p, mixed, linear(p, mixed, ATTN_PROJ_WEIGHT, ATTN_PROJ_BIAS));
 }
 
 static lsi_tensor *mlp_branch(const pass *p, lsi_tensor *x) {
-    lsi_tensor *wide = linear(p, norm(p, x, LN_2_WEIGHT, LN_2_BIAS), C_FC_WEIGHT, C_FC_BIAS);
-    return linear(p, lsi_op_gelu(p->tape, wide), MLP_PROJ_WEIGHT, MLP_PROJ_BIAS);
+    lsi_tensor *normal = norm(p, x, LN_2_WEIGHT, LN_2_BIAS);
+    lsi_tensor *wide = replace(p, normal, linear(p, normal, C_FC_WEIGHT, C_FC_BIAS));
+    lsi_tensor *bent = replace(p, wide, lsi_op_gelu(p->tape, wide));
+    return replace(p, bent, linear(p, bent, MLP_PROJ_WEIGHT, MLP_PROJ_BIAS));
 }
 
 static lsi_tensor *embed(const pass *p, const lsi_batch *batch) {
-    lsi_tensor *x = lsi_op_embedding(p->tape, batch->inputs, batch->n_batch, batch->n_time,
-                                     lsi_model_leaf(p->model, p->tape, WTE),
-                                     lsi_model_leaf(p->model, p->tape, WPE));
-    return lsi_op_dropout(p->tape, x, p->dropout);
+    lsi_tensor *wte = lsi_model_leaf(p->model, p->tape, WTE);
+    lsi_tensor *wpe = lsi_model_leaf(p->model, p->tape, WPE);
+    lsi_tensor *sum =
+        lsi_op_embedding(p->tape, batch->inputs, batch->n_batch, batch->n_time, wte, wpe);
+    lsi_tensor *x = lsi_op_dropout(p->tape, sum, p->dropout);
+    return x == sum ? x : replace(p, sum, x);
 }
 
 static lsi_tensor *head(const pass *p, lsi_tensor *x, const lsi_batch *batch) {
-    lsi_tensor *normal = norm(p, x, 0, 1);
-    lsi_tensor *logits =
-        lsi_op_linear_transposed(p->tape, normal, lsi_model_leaf(p->model, p->tape, WTE));
-    return batch->targets ? lsi_op_cross_entropy(p->tape, logits, batch->targets) : logits;
+    lsi_tensor *wte = lsi_model_leaf(p->model, p->tape, WTE);
+    lsi_tensor *normal = replace(p, x, norm(p, x, LN_F_WEIGHT, LN_F_BIAS));
+    lsi_tensor *logits = replace(p, normal, lsi_op_linear_transposed(p->tape, normal, wte));
+    if (!batch->targets) return logits;
+    return replace(p, logits, lsi_op_cross_entropy(p->tape, logits, batch->targets));
 }
 
 static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *batch) {

@@ -24,8 +24,7 @@ typedef struct gelu_loop {
 
 /* e^(-2u) */
 static inline float tail(float x) {
-    float minus_two_u = -TWO_ROOT_2_OVER_PI * (x + CUBIC * (x * x * x));
-    return lsi_expf(minus_two_u > 87.0f ? 87.0f : minus_two_u);
+    return lsi_expf_bounded(-TWO_ROOT_2_OVER_PI * (x + CUBIC * (x * x * x)));
 }
 
 static inline float slope(float x) {

@@ -1,0 +1,56 @@
+/* `lockstep train`: checks the request, starts the workers, reports the first failure. */
+#include <stdio.h>
+
+#include "base/cpu.h"
+#include "base/log.h"
+#include "cli/command.h"
+#include "launch/launch.h"
+#include "tensor/gemm.h"
+#include "train/train.h"
+
+static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
+    printf("%s: %lld training and %lld validation tokens, %lld steps an epoch\n", c->data,
+           (long long)p->n_tokens[LSI_SPLIT_TRAIN], (long long)p->n_tokens[LSI_SPLIT_VALIDATION],
+           (long long)p->steps_per_epoch);
+    printf("%s: %lld layers, %lld heads, %lld wide, %lld tokens, vocabulary %lld\n", c->model,
+           (long long)p->model.n_layer, (long long)p->model.n_head, (long long)p->model.n_embd,
+           (long long)p->model.seq_len, (long long)p->model.vocab_size);
+    printf("%lld workers x %d threads, batch %lld = %lld micro-batches of %lld; %s\n",
+           (long long)c->workers, p->n_threads, (long long)c->batch_size,
+           (long long)p->n_micro_batches, (long long)p->micro_batch_size, lsi_gemm_library());
+    if (p->deal.largest * c->workers != p->n_micro_batches)
+        printf("note: the fixed tree gives unequal shares, up to %lld micro-batches for a worker "
+               "instead of %.1f\n", (long long)p->deal.largest,
+               (double)p->n_micro_batches / (double)c->workers);
+    int64_t drop = p->n_samples[LSI_SPLIT_TRAIN] - p->steps_per_epoch * c->batch_size;
+    if (drop > 0)
+        printf("note: %lld sequences do not fill a batch and are left out of each epoch "
+               "(--tail pad uses them)\n", (long long)drop);
+    if (c->workers * p->n_threads > lsi_cpu_count())
+        printf("note: %lld workers x %d threads share %d processors\n", (long long)c->workers,
+               p->n_threads, lsi_cpu_count());
+    fflush(stdout);
+}
+
+static exit_code train(const lsi_train_config *config) {
+    lsi_run_plan plan;
+    ls_status status = lsi_plan_run(config, &plan);
+    if (status == LS_OK) status = lsi_train_prepare_folder(config, stdout);
+    if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
+    print_header(config, &plan);
+    lsi_train_job job = {.config = config, .plan = &plan, .out = stdout,
+                         .strategy = config->workers == 1 ? "single" : "ddp"};
+    lsi_launch_opts opts = {.n_workers = (int)config->workers};
+    status = lsi_launch(&opts, lsi_train_worker, &job);
+    return status == LS_OK ? EXIT_DONE : report_failure(status, EXIT_FAILED);
+}
+
+exit_code run_train(int argc, char **argv) {
+    lsi_train_config config;
+    lsi_opt_set *set = NULL;
+    ls_status status = lsi_opt_parse(lsi_train_options, argc, argv, &config, NULL, 0, &set);
+    if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
+    exit_code code = train(&config);
+    lsi_opt_destroy(set);
+    return code;
+}

@@ -1,0 +1,18 @@
+/* `lockstep version`: what this build is and what it runs on, for reports of faults. */
+#include <stdio.h>
+
+#include <lockstep/version.h>
+
+#include "base/cpu.h"
+#include "cli/command.h"
+#include "tensor/gemm.h"
+
+exit_code run_version(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    printf("lockstep %s\n", ls_version());
+    printf("processor        %s, %d usable\n", lsi_cpu_name(), lsi_cpu_count());
+    printf("matrix products  %s\n", lsi_gemm_library());
+    printf("compiler         %s\n", __VERSION__);
+    return EXIT_DONE;
+}

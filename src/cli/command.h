@@ -1,0 +1,36 @@
+/* Subcommands of the program: one file and one row of the table in main.c each. */
+#ifndef LSI_CLI_COMMAND_H
+#define LSI_CLI_COMMAND_H
+
+#include "base/message.h"
+#include "base/opt.h"
+
+/* Exit codes: 0 done, 1 failed while running, 2 nothing was started because the request was wrong. */
+typedef enum exit_code { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_WRONG_USAGE = 2 } exit_code;
+
+typedef struct command {
+    const char *name;
+    const char *usage;       /* what follows the name */
+    const char *help;        /* one line */
+    const lsi_opt *options;  /* NULL: none */
+    exit_code (*run)(int argc, char **argv); /* argv[0] is the first argument */
+} command;
+
+extern const command commands[]; /* name = NULL ends */
+
+exit_code run_train(int argc, char **argv);
+exit_code run_generate(int argc, char **argv);
+exit_code run_program(int argc, char **argv);
+exit_code run_version(int argc, char **argv);
+exit_code run_help(int argc, char **argv);
+
+extern const lsi_opt run_program_options[];
+
+/* Prints "lockstep: what went wrong" from this thread's message, with the status's advice on a
+ * second line, and returns code. */
+exit_code report_failure(ls_status status, exit_code code);
+/* Whether the arguments ask for help; then it has been printed. */
+bool answer_help(const char *name, int argc, char **argv);
+void print_command_help(const command *c);
+
+#endif

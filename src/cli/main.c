@@ -1,0 +1,52 @@
+/* The program `lockstep`: finds the subcommand and runs it. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/command.h"
+#include "train/train.h"
+
+const command commands[] = {
+    {"train", "--data FILE [options]", "Train a model with one or more workers", lsi_train_options,
+     run_train},
+    {"generate", "--model FOLDER [options]", "Continue a text with a trained model",
+     lsi_generate_options, run_generate},
+    {"run", "--workers N -- PROGRAM [arguments]", "Start a program of your own as workers",
+     run_program_options, run_program},
+    {"version", "", "Print version, processor and libraries", NULL, run_version},
+    {"help", "[command | --markdown]", "Print help", NULL, run_help},
+    {0},
+};
+
+exit_code report_failure(ls_status status, exit_code code) {
+    fprintf(stderr, "lockstep: %s\n", ls_last_message());
+    fprintf(stderr, "(%s: %s)\n", ls_status_text(status), ls_status_advice(status));
+    return code;
+}
+
+static exit_code refuse_command(const char *word) {
+    const char *names[sizeof commands / sizeof commands[0]];
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) names[i] = commands[i].name;
+    const char *near = lsi_nearest(word, names);
+    fprintf(stderr, "lockstep: unknown command '%s'%s%s%s; `lockstep help` lists them\n", word,
+            near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    return EXIT_WRONG_USAGE;
+}
+
+int main(int argc, char **argv) {
+    /* A closed pipe is an error of the write, with a message, not a silent death. */
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        run_help(0, NULL);
+        return EXIT_WRONG_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) word = "help";
+    if (strcmp(word, "--version") == 0) word = "version";
+    for (const command *c = commands; c->name; c++) {
+        if (strcmp(word, c->name) != 0) continue;
+        if (answer_help(c->name, argc - 2, argv + 2)) return EXIT_DONE;
+        return c->run(argc - 2, argv + 2);
+    }
+    return refuse_command(word);
+}

@@ -1,0 +1,211 @@
+/* Supervising workers: one loop over a signalfd, no thread.
+ *
+ * State of a run:
+ *
+ *     RUNNING --SIGINT/SIGTERM/SIGHUP--> STOPPING --again, or stop_ms over--> ENDING
+ *        |                                                                      ^
+ *        +--- a worker ended badly, or a rank aborted the region ---------------+
+ *
+ * RUNNING   all workers work; those that ended well are marked as having left.
+ * STOPPING  workers were asked to stop after the current step; they end by themselves.
+ * ENDING    the region has an error; workers get grace_ms to return, then SIGKILL.
+ *
+ * The run is over when every worker was waited for. */
+#include "launch/launch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { DEFAULT_GRACE_MS = 500, DEFAULT_STOP_MS = 60000 };
+
+typedef struct supervisor {
+    lsi_region *region;
+    int n_workers, n_alive;
+    pid_t pid[LSI_MAX_RANKS]; /* 0: not there (any more) */
+    sigset_t signals, signals_before;
+    int signal_fd;
+    int64_t grace_ms, stop_ms;
+    int64_t stop_deadline_ns; /* INT64_MAX until asked to stop */
+    int64_t kill_deadline_ns; /* INT64_MAX until the region has an error */
+} supervisor;
+
+/* ---- in the worker ---- */
+
+static ls_status prepare_worker(supervisor *s, pid_t parent) {
+    /* Of its own process group: Ctrl-C reaches the launcher alone, which asks workers to stop. */
+    setpgid(0, 0);
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        return lsi_fail_errno(LS_ERR_SYSTEM, "worker: prctl");
+    if (getppid() != parent) _exit(1); /* the launcher died before prctl */
+    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+    close(s->signal_fd);
+    return LS_OK;
+}
+
+_Noreturn static void run_worker(supervisor *s, int rank, pid_t parent, lsi_worker_fn body,
+                                 void *context) {
+    lsi_log_set_rank(rank);
+    ls_status status = prepare_worker(s, parent);
+    if (status == LS_OK) status = body(s->region, rank, context);
+    if (status != LS_OK) {
+        /* Reports that came from the region name their ranks already; the first one stays. */
+        char message[LSI_MESSAGE_BYTES];
+        snprintf(message, sizeof message, "rank %d: %s", rank, ls_last_message());
+        lsi_region_abort(s->region, status, rank, message);
+    }
+    exit(status == LS_OK ? 0 : 1);
+}
+
+/* ---- in the launcher ---- */
+
+static ls_status open_signals(supervisor *s) {
+    sigemptyset(&s->signals);
+    const int handled[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof handled / sizeof handled[0]; i++)
+        sigaddset(&s->signals, handled[i]);
+    sigprocmask(SIG_BLOCK, &s->signals, &s->signals_before);
+    s->signal_fd = signalfd(-1, &s->signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->signal_fd >= 0) return LS_OK;
+    ls_status status = lsi_fail_errno(LS_ERR_SYSTEM, "launcher: signalfd");
+    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+    return status;
+}
+
+static void close_signals(supervisor *s) {
+    close(s->signal_fd);
+    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+}
+
+static void begin_ending(supervisor *s) {
+    if (s->kill_deadline_ns == INT64_MAX) s->kill_deadline_ns = lsi_deadline_ns(s->grace_ms);
+}
+
+static void start_workers(supervisor *s, lsi_worker_fn body, void *context) {
+    pid_t parent = getpid();
+    fflush(NULL); /* or buffered output would appear once per worker */
+    for (int rank = 0; rank < s->n_workers; rank++) {
+        pid_t pid = fork();
+        if (pid == 0) run_worker(s, rank, parent, body, context);
+        if (pid < 0) {
+            char message[LSI_MESSAGE_BYTES];
+            snprintf(message, sizeof message, "rank %d could not be started: fork: %s", rank,
+                     strerror(errno));
+            lsi_region_abort(s->region, LS_ERR_SYSTEM, rank, message);
+            begin_ending(s);
+            return;
+        }
+        s->pid[rank] = pid;
+        s->n_alive++;
+    }
+}
+
+/* A worker that ended badly without a word of its own gets one here. */
+static void report_death(supervisor *s, int rank, pid_t pid, int how) {
+    char message[LSI_MESSAGE_BYTES];
+    size_t used = 0;
+    if (WIFSIGNALED(how))
+        used = (size_t)snprintf(message, sizeof message,
+                                "rank %d (pid %d) was killed by signal %d (%s)", rank, (int)pid,
+                                WTERMSIG(how), strsignal(WTERMSIG(how)));
+    else
+        used = (size_t)snprintf(message, sizeof message, "rank %d (pid %d) exited with code %d",
+                                rank, (int)pid, WEXITSTATUS(how));
+    snprintf(message + used, sizeof message - used, " at step %lld; all workers were stopped%s",
+             (long long)lsi_region_step(s->region, rank),
+             WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL
+                 ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)" : "");
+    lsi_region_abort(s->region, LS_ERR_PEER, rank, message);
+}
+
+static void reap(supervisor *s) {
+    for (int rank = 0; rank < s->n_workers; rank++) {
+        int how = 0;
+        if (!s->pid[rank]) continue;
+        pid_t pid = waitpid(s->pid[rank], &how, WNOHANG);
+        if (pid <= 0) continue;
+        s->pid[rank] = 0;
+        s->n_alive--;
+        if (WIFEXITED(how) && WEXITSTATUS(how) == 0) {
+            lsi_region_mark_left(s->region, rank);
+            continue;
+        }
+        report_death(s, rank, pid, how);
+        begin_ending(s);
+    }
+}
+
+static void handle_stop_signal(supervisor *s, int signal_number) {
+    if (s->stop_deadline_ns == INT64_MAX) {
+        lsi_region_request_stop(s->region, signal_number);
+        s->stop_deadline_ns = lsi_deadline_ns(s->stop_ms);
+        lsi_log(LSI_LOG_WARNING, "%s: stopping after the current step; once more stops at once",
+                strsignal(signal_number));
+        return;
+    }
+    char message[LSI_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "stopped at once by signal %d (%s)", signal_number,
+             strsignal(signal_number));
+    lsi_region_abort(s->region, LS_ERR_INTERRUPTED, -1, message);
+    begin_ending(s);
+}
+
+static void handle_signals(supervisor *s) {
+    struct signalfd_siginfo info;
+    while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD) handle_stop_signal(s, (int)info.ssi_signo);
+}
+
+static void kill_workers(const supervisor *s) {
+    for (int rank = 0; rank < s->n_workers; rank++)
+        if (s->pid[rank]) kill(s->pid[rank], SIGKILL);
+}
+
+static void check_deadlines(supervisor *s) {
+    int64_t now_ns = lsi_now_ns();
+    if (lsi_region_error(s->region, NULL) != LS_OK) begin_ending(s);
+    if (now_ns >= s->stop_deadline_ns && s->kill_deadline_ns == INT64_MAX)
+        handle_stop_signal(s, lsi_region_stop_requested(s->region));
+    if (now_ns >= s->kill_deadline_ns) kill_workers(s);
+}
+
+static void supervise(supervisor *s) {
+    /* SIGCHLD wakes the poll at once; the tick only serves deadlines and errors ranks reported. */
+    const int tick_ms = 50;
+    struct pollfd signals = {.fd = s->signal_fd, .events = POLLIN};
+    while (s->n_alive > 0) {
+        (void)poll(&signals, 1, tick_ms);
+        handle_signals(s);
+        reap(s);
+        check_deadlines(s);
+    }
+}
+
+ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *context) {
+    supervisor s = {.n_workers = opts->n_workers,
+                    .grace_ms = opts->grace_ms > 0 ? opts->grace_ms : DEFAULT_GRACE_MS,
+                    .stop_ms = opts->stop_ms > 0 ? opts->stop_ms : DEFAULT_STOP_MS,
+                    .stop_deadline_ns = INT64_MAX,
+                    .kill_deadline_ns = INT64_MAX};
+    LSI_TRY(lsi_region_create(opts->n_workers, opts->shared_bytes, &s.region));
+    ls_status status = open_signals(&s);
+    if (status == LS_OK) {
+        start_workers(&s, body, context);
+        supervise(&s);
+        close_signals(&s);
+        status = lsi_region_error(s.region, NULL);
+    }
+    lsi_region_close(s.region);
+    return status;
+}

@@ -1,0 +1,65 @@
+/* The configuration of a training run: one struct, filled from one option table.
+ *
+ * Numbers that follow from others (micro-batches of a step, steps of an epoch …) are worked out
+ * once, before any worker starts, in lsi_plan_run; workers only read them. */
+#ifndef LSI_TRAIN_CONFIG_H
+#define LSI_TRAIN_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/opt.h"
+#include "data/data.h"
+#include "nn/model.h"
+#include "parallel/deal.h"
+
+typedef struct lsi_train_config {
+    /* data */
+    const char *data, *tokenizer, *tail;
+    double val_fraction;
+    int64_t eval_every, eval_samples;
+    /* model */
+    const char *model;
+    int64_t n_layer, n_head, n_embd, seq_len, vocab_size;
+    double dropout;
+    /* work */
+    int64_t workers, threads, batch_size, micro_batch_size, steps, epochs, seed;
+    bool reproducible;
+    /* optimizer */
+    double lr, min_lr, weight_decay, beta1, beta2, epsilon, clip_norm;
+    int64_t warmup_steps;
+    const char *schedule;
+    /* communication */
+    double bucket_cap_mb, first_bucket_mb;
+    int64_t timeout_ms;
+    /* output */
+    const char *out, *json, *trace, *config;
+    int64_t log_every;
+} lsi_train_config;
+
+extern const lsi_opt lsi_train_options[];
+
+/* What follows from a configuration and its data. */
+typedef struct lsi_run_plan {
+    int64_t micro_batch_size;  /* sequences */
+    int64_t n_micro_batches;   /* of a step, all ranks */
+    int64_t steps_per_epoch, total_steps;
+    int64_t n_samples[LSI_N_SPLITS], n_tokens[LSI_N_SPLITS];
+    double unigram_entropy[LSI_N_SPLITS]; /* nats per token */
+    lsi_model_config model;
+    const lsi_model_class *model_class;
+    lsi_deal deal;
+    int n_threads;
+    int64_t warmup_steps;
+    double min_lr;
+    int schedule, tail;
+} lsi_run_plan;
+
+/* Checks the configuration against the machine and the data, without starting anything. Errors name
+ * the options to change and, where numbers do not fit together, numbers that would. */
+LS_CHECKED ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan);
+/* Opens what the configuration names; called by the plan and by every worker. */
+LS_CHECKED ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,
+                                   lsi_dataset **dataset);
+
+#endif

@@ -1,0 +1,90 @@
+/* The option table of `lockstep train`. A new option is a field of lsi_train_config and a row here;
+ * command line, configuration file, environment, help and docs/options.md follow. */
+#include "train/config.h"
+
+#define AT(field) offsetof(lsi_train_config, field)
+#define INT(name, field, unit, initial, min, max, group, help)                                     \
+    {name, 0, LSI_OPT_INT, AT(field), unit, initial, min, max, NULL, group, help}
+#define FLOAT(name, field, initial, min, max, group, help)                                         \
+    {name, 0, LSI_OPT_FLOAT, AT(field), NULL, initial, min, max, NULL, group, help}
+#define BOOL(name, field, group, help)                                                             \
+    {name, 0, LSI_OPT_BOOL, AT(field), NULL, "false", 0, 0, NULL, group, help}
+#define TEXT(name, field, unit, initial, group, help)                                              \
+    {name, 0, LSI_OPT_TEXT, AT(field), unit, initial, 0, 0, NULL, group, help}
+#define CHOICE(name, field, initial, choices, group, help)                                         \
+    {name, 0, LSI_OPT_CHOICE, AT(field), NULL, initial, 0, 0, choices, group, help}
+
+static const char DATA[] = "Data", MODEL[] = "Model", WORK[] = "Work", OPTIMIZER[] = "Optimizer",
+                  COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
+
+const lsi_opt lsi_train_options[] = {
+    TEXT("data", data, "FILE", NULL, DATA, "Text to train on"),
+    CHOICE("tokenizer", tokenizer, "byte", "byte", DATA, "How text becomes tokens"),
+    FLOAT("val-fraction", val_fraction, "0.05", 0, 0.5, DATA,
+          "Share of the text, at its end, that is held out for validation"),
+    CHOICE("tail", tail, "drop", "drop|pad", DATA,
+           "Samples that do not fill the last batch of an epoch: leave them out, or fill the batch "
+           "with repeated samples that do not count"),
+    INT("eval-every", eval_every, "steps", "0", 0, 1e15, DATA,
+        "Validate that often (0: five times, and always at the end)"),
+    INT("eval-samples", eval_samples, "sequences", "256", 1, 1e15, DATA,
+        "Validation sequences to use, spread over the held-out text"),
+
+    CHOICE("model", model, "gpt2", "gpt2", MODEL, "Kind of model"),
+    INT("n-layer", n_layer, "blocks", "4", 1, 10000, MODEL, "Transformer blocks"),
+    INT("n-head", n_head, "heads", "4", 1, 10000, MODEL, "Attention heads of a block"),
+    INT("n-embd", n_embd, "channels", "128", 1, 1e6, MODEL, "Width of the model"),
+    INT("seq-len", seq_len, "tokens", "128", 1, 1e6, MODEL, "Length of a sequence"),
+    INT("vocab-size", vocab_size, "tokens", "0", 0, 1e8, MODEL,
+        "Rows of the embedding table (0: as many as the tokenizer has tokens)"),
+    FLOAT("dropout", dropout, "0", 0, 0.99, MODEL, "Probability of dropout"),
+
+    INT("workers", workers, "processes", "1", 1, LSI_MAX_RANKS, WORK,
+        "Worker processes; each computes its share of every batch"),
+    INT("threads", threads, "threads", "0", 0, 4096, WORK,
+        "Threads of a worker (0: processors / workers; 1 with --reproducible)"),
+    INT("batch-size", batch_size, "sequences", "32", 1, 1e9, WORK,
+        "Sequences of a step, over all workers"),
+    INT("micro-batch-size", micro_batch_size, "sequences", "0", 0, 1e9, WORK,
+        "Sequences that a worker computes at once (0: up to 8, with --reproducible as many as "
+        "leave 8 micro-batches)"),
+    INT("steps", steps, "steps", "0", 0, 1e15, WORK, "Optimizer steps (0: see --epochs)"),
+    INT("epochs", epochs, "epochs", "0", 0, 1e9, WORK,
+        "Passes over the training text, instead of --steps (neither: one)"),
+    INT("seed", seed, NULL, "1", 0, 9e15, WORK, "Seed of initial weights, order and dropout"),
+    BOOL("reproducible", reproducible, WORK,
+         "The same bits for any number of workers: adds micro-batches in a fixed tree"),
+
+    FLOAT("lr", lr, "0.001", 1e-12, 1e3, OPTIMIZER, "Peak learning rate of AdamW"),
+    FLOAT("min-lr", min_lr, "-1", -1, 1e3, OPTIMIZER,
+          "Learning rate at the last step (-1: a tenth of --lr)"),
+    INT("warmup-steps", warmup_steps, "steps", "-1", -1, 1e15, OPTIMIZER,
+        "Steps in which the learning rate rises (-1: a twentieth of all)"),
+    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", OPTIMIZER,
+           "How the learning rate falls after the warm-up"),
+    FLOAT("weight-decay", weight_decay, "0.1", 0, 10, OPTIMIZER,
+          "Decoupled weight decay; biases and norms have none"),
+    FLOAT("beta1", beta1, "0.9", 0, 0.999999, OPTIMIZER, "Decay of the first moment"),
+    FLOAT("beta2", beta2, "0.95", 0, 0.999999, OPTIMIZER, "Decay of the second moment"),
+    FLOAT("epsilon", epsilon, "1e-8", 1e-30, 1, OPTIMIZER, "Added to the root of the second moment"),
+    FLOAT("clip-norm", clip_norm, "1", 0, 1e30, OPTIMIZER,
+          "Largest global norm of the gradient (0: no clipping)"),
+
+    FLOAT("bucket-cap-mb", bucket_cap_mb, "25", 1e-6, 1e6, COMMUNICATION,
+          "MiB of gradients that are averaged together"),
+    FLOAT("first-bucket-mb", first_bucket_mb, "1", 1e-6, 1e6, COMMUNICATION,
+          "MiB of the first bucket, small so that communication starts early"),
+    INT("timeout-ms", timeout_ms, "ms", "300000", 1, 1e12, COMMUNICATION,
+        "Longest wait for another worker"),
+
+    TEXT("out", out, "FOLDER", "lockstep-run", OUTPUT,
+         "Run folder: configuration, metrics, model; files of an earlier run there are kept under "
+         "numbered names"),
+    TEXT("json", json, "FILE", NULL, OUTPUT, "Writes the result for programs"),
+    TEXT("trace", trace, "FILE", NULL, OUTPUT, "Writes a timeline for chrome://tracing or Perfetto"),
+    INT("log-every", log_every, "steps", "0", 0, 1e15, OUTPUT,
+        "Progress lines when the output is no terminal (0: about twenty in all)"),
+    TEXT("config", config, "FILE", NULL, OUTPUT,
+         "Reads options from a JSON file, for example run.json of an earlier run"),
+    {0},
+};

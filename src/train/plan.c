@@ -1,0 +1,162 @@
+/* Checking a configuration before anything starts, and working out what follows from it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <lockstep/optim.h>
+
+#include "base/cpu.h"
+#include "train/config.h"
+
+ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,
+                        lsi_dataset **dataset) {
+    LSI_TRY(lsi_tokenizer_create(config->tokenizer, tokenizer));
+    ls_status status = lsi_dataset_open_text(config->data, *tokenizer, config->seq_len,
+                                             config->val_fraction, dataset);
+    if (status != LS_OK) {
+        lsi_tokenizer_destroy(*tokenizer);
+        *tokenizer = NULL;
+    }
+    return status;
+}
+
+/* ---- model ---- */
+
+static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
+                            lsi_run_plan *plan) {
+    LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
+    if (c->vocab_size != 0 && c->vocab_size < tokenizer_vocab)
+        return lsi_fail(LS_ERR_ARGUMENT, "--vocab-size %" PRId64 " is smaller than the %" PRId64
+                        " tokens of tokenizer '%s'", c->vocab_size, tokenizer_vocab, c->tokenizer);
+    plan->model = (lsi_model_config){
+        .n_layer = c->n_layer, .n_head = c->n_head, .n_embd = c->n_embd, .seq_len = c->seq_len,
+        .vocab_size = c->vocab_size ? c->vocab_size : tokenizer_vocab,
+        .dropout = c->dropout, .layer_norm_epsilon = 1e-5};
+    return plan->model_class->check(&plan->model);
+}
+
+/* ---- batch ---- */
+
+/* Largest divisor of n that is at most limit (limit >= 1). */
+static int64_t divisor_at_most(int64_t n, int64_t limit) {
+    int64_t best = 1;
+    for (int64_t d = 1; d <= limit && d <= n; d++)
+        if (n % d == 0) best = d;
+    return best;
+}
+
+/* A choice that a fixed number of workers would keep fast, or that does not depend on it at all. */
+static int64_t choose_micro_batch_size(const lsi_train_config *c) {
+    enum { AT_MOST = 8, LEAVE = 8 };
+    if (c->reproducible) {
+        int64_t limit = c->batch_size / LEAVE;
+        return divisor_at_most(c->batch_size, limit > 1 ? (limit < 1024 ? limit : 1024) : 1);
+    }
+    if (c->batch_size % c->workers != 0) return 1;
+    return divisor_at_most(c->batch_size / c->workers, AT_MOST);
+}
+
+static int64_t nearest_multiple(int64_t value, int64_t unit, bool above) {
+    int64_t below = value / unit * unit;
+    if (above) return below == value ? value : below + unit;
+    return below > 0 ? below : unit;
+}
+
+static ls_status refuse_batch(const lsi_train_config *c, int64_t micro, int64_t unit) {
+    int64_t below = nearest_multiple(c->batch_size, unit, false);
+    int64_t above = nearest_multiple(c->batch_size, unit, true);
+    char sizes[64];
+    if (below == above) snprintf(sizes, sizeof sizes, "%" PRId64, above);
+    else snprintf(sizes, sizeof sizes, "%" PRId64 " or %" PRId64, below, above);
+    int64_t workers = divisor_at_most(c->batch_size, c->workers);
+    return lsi_fail(LS_ERR_ARGUMENT, "--batch-size %" PRId64 " is not a multiple of %" PRId64
+                    " (--workers %" PRId64 ", --micro-batch-size %" PRId64 "); would work: "
+                    "--batch-size %s, or --workers %" PRId64 " with --micro-batch-size %" PRId64,
+                    c->batch_size, unit, c->workers, micro, sizes, workers,
+                    divisor_at_most(c->batch_size / workers, micro));
+}
+
+static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {
+    int64_t micro = c->micro_batch_size ? c->micro_batch_size : choose_micro_batch_size(c);
+    int64_t n_micro = c->batch_size / micro;
+    if (c->batch_size % micro == 0 && n_micro < c->workers)
+        return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
+                        " micro-batches of a step (--batch-size %" PRId64
+                        " / --micro-batch-size %" PRId64 "); would work: --workers %" PRId64
+                        " or fewer, or --batch-size %" PRId64, c->workers, n_micro, c->batch_size,
+                        micro, n_micro, micro * c->workers);
+    /* A reproducible deal may be unequal; otherwise equal shares are what "average" means here. */
+    int64_t unit = c->reproducible ? micro : micro * c->workers;
+    if (c->batch_size % unit != 0) return refuse_batch(c, micro, unit);
+    plan->micro_batch_size = micro;
+    plan->n_micro_batches = n_micro;
+    return lsi_deal_micro_batches(&plan->deal, n_micro, (int)c->workers, c->reproducible);
+}
+
+/* ---- steps ---- */
+
+static ls_status plan_steps(const lsi_train_config *c, lsi_run_plan *plan) {
+    int64_t n = plan->n_samples[LSI_SPLIT_TRAIN];
+    plan->tail = strcmp(c->tail, "pad") == 0 ? LS_TAIL_PAD : LS_TAIL_DROP;
+    plan->steps_per_epoch =
+        plan->tail == LS_TAIL_PAD ? (n + c->batch_size - 1) / c->batch_size : n / c->batch_size;
+    if (plan->steps_per_epoch == 0)
+        return lsi_fail(LS_ERR_ARGUMENT, "%s: %" PRId64 " training sequences of %" PRId64
+                        " tokens do not fill one --batch-size %" PRId64 "; would work: a batch "
+                        "size of at most %" PRId64 ", a shorter --seq-len, --tail pad, or more "
+                        "text", c->data, n, c->seq_len, c->batch_size, n);
+    if (c->steps > 0 && c->epochs > 0)
+        return lsi_fail(LS_ERR_ARGUMENT, "--steps %" PRId64 " and --epochs %" PRId64
+                        " exclude each other; give one (an epoch is %" PRId64 " steps here)",
+                        c->steps, c->epochs, plan->steps_per_epoch);
+    plan->total_steps =
+        c->steps > 0 ? c->steps : (c->epochs > 0 ? c->epochs : 1) * plan->steps_per_epoch;
+    plan->warmup_steps = c->warmup_steps >= 0 ? c->warmup_steps : plan->total_steps / 20;
+    return LS_OK;
+}
+
+static void plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
+    static const char *const names[] = {
+        [LS_SCHEDULE_COSINE] = "cosine", [LS_SCHEDULE_LINEAR] = "linear",
+        [LS_SCHEDULE_CONSTANT] = "constant"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(c->schedule, names[i]) == 0) plan->schedule = i;
+    plan->min_lr = c->min_lr >= 0 ? c->min_lr : c->lr / 10;
+}
+
+static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
+    int64_t share = lsi_cpu_count() / c->workers;
+    int64_t automatic = c->reproducible || share < 1 ? 1 : share;
+    plan->n_threads = (int)(c->threads > 0 ? c->threads : automatic);
+}
+
+/* ---- all ---- */
+
+static ls_status plan_data(const lsi_train_config *c, lsi_run_plan *plan, int64_t *vocab) {
+    lsi_tokenizer *tokenizer = NULL;
+    lsi_dataset *dataset = NULL;
+    if (!c->data)
+        return lsi_fail(LS_ERR_USAGE, "no text to train on; give one with --data FILE");
+    LSI_TRY(lsi_open_data(c, &tokenizer, &dataset));
+    *vocab = lsi_tokenizer_vocab_size(tokenizer);
+    for (int split = 0; split < LSI_N_SPLITS; split++) {
+        plan->n_samples[split] = lsi_dataset_n_samples(dataset, (lsi_split)split);
+        plan->n_tokens[split] = lsi_dataset_n_tokens(dataset, (lsi_split)split);
+        plan->unigram_entropy[split] = lsi_dataset_unigram_entropy(dataset, (lsi_split)split);
+    }
+    lsi_dataset_close(dataset);
+    lsi_tokenizer_destroy(tokenizer);
+    return LS_OK;
+}
+
+ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
+    int64_t vocab = 0;
+    *plan = (lsi_run_plan){0};
+    LSI_TRY(plan_data(config, plan, &vocab));
+    LSI_TRY(plan_model(config, vocab, plan));
+    LSI_TRY(plan_batch(config, plan));
+    LSI_TRY(plan_steps(config, plan));
+    plan_schedule(config, plan);
+    plan_threads(config, plan);
+    return LS_OK;
+}

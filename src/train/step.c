@@ -1,0 +1,181 @@
+/* One optimizer step on one rank.
+ *
+ * The step's batch is the next batch_size places of the epoch's order. Micro-batch m (numbered over
+ * all ranks) has places [m * micro_batch_size, (m + 1) * micro_batch_size) of it; the deal says
+ * which rank computes which. Losses are sums over targets, and gradients of sums are scaled once by
+ * 1 / (targets of the whole step), so a step means the same for any cut into micro-batches and
+ * ranks, and padded places, which have no targets, count for nothing.
+ *
+ * After the gradients are averaged, ranks gather their micro-batches' losses together with the
+ * wish to stop, so that all see the same numbers and stop after the same step. */
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/trace.h"
+#include "train/worker.h"
+
+/* ---- batch ---- */
+
+static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro, int64_t *n_targets) {
+    const lsi_run_plan *plan = w->plan;
+    int64_t n_time = w->config->seq_len, size = plan->micro_batch_size;
+    int64_t first = step % plan->steps_per_epoch * w->config->batch_size + micro * size;
+    *n_targets = 0;
+    for (int64_t i = 0; i < size; i++) {
+        int64_t index = 0;
+        int is_padding = 0;
+        int32_t *targets = w->targets + i * n_time;
+        LSI_TRY(ls_sampler_get(w->sampler, first + i, &index, &is_padding));
+        LSI_TRY(lsi_dataset_get(w->dataset, LSI_SPLIT_TRAIN, index, w->inputs + i * n_time,
+                                targets));
+        if (is_padding)
+            for (int64_t t = 0; t < n_time; t++) targets[t] = -1;
+        else *n_targets += n_time;
+    }
+    return LS_OK;
+}
+
+/* Targets of a whole step: all places but the padded ones of an epoch's last batch. */
+static int64_t count_targets(const lsi_worker *w, int64_t step) {
+    const lsi_run_plan *plan = w->plan;
+    int64_t batch = w->config->batch_size, n_samples = plan->n_samples[LSI_SPLIT_TRAIN];
+    int64_t first = step % plan->steps_per_epoch * batch;
+    int64_t real = n_samples - first < batch ? n_samples - first : batch;
+    return real * w->config->seq_len;
+}
+
+static ls_status set_epoch(lsi_worker *w, int64_t step) {
+    int64_t epoch = step / w->plan->steps_per_epoch;
+    if (epoch == w->sampler_epoch) return LS_OK;
+    w->sampler_epoch = epoch;
+    return ls_sampler_set_epoch(w->sampler, epoch);
+}
+
+/* ---- gradients ---- */
+
+static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, float *loss) {
+    int64_t n_targets = 0, begin_ns = lsi_trace_begin();
+    LSI_TRY(load_micro_batch(w, step, micro, &n_targets));
+    LSI_TRY(ls_ddp_begin_backward(w->ddp));
+    lsi_tape_reset(w->tape, true);
+    lsi_tape_accumulate(w->tape, ls_ddp_accumulates(w->ddp));
+    lsi_tape_seed(w->tape, (uint64_t)w->config->seed, (uint32_t)step, (uint32_t)micro);
+    lsi_batch batch = {w->inputs, w->targets, w->plan->micro_batch_size, w->config->seq_len};
+    lsi_tensor *sum = w->model->class->forward(w->model, w->tape, &batch);
+    LSI_TRY(lsi_tape_status(w->tape));
+    *loss = *sum->data;
+    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "forward", micro);
+    begin_ns = lsi_trace_begin();
+    LSI_TRY(lsi_tape_backward(w->tape, sum));
+    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "backward", micro);
+    return LS_OK;
+}
+
+/* Averaged gradients; this rank's losses, one per micro-batch, are left in `mine`. */
+static ls_status compute_gradients(lsi_worker *w, int64_t step, float *mine) {
+    const lsi_deal *deal = &w->plan->deal;
+    int64_t n_mine = deal->count[w->rank];
+    LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, 1.0 / (double)count_targets(w, step)));
+    for (int64_t i = 0; i < n_mine; i++) {
+        int64_t micro = deal->first[w->rank] + i;
+        LSI_TRY(lsi_context(run_micro_batch(w, step, micro, &mine[i]),
+                            "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));
+    }
+    return lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1);
+}
+
+/* ---- what all ranks must know ---- */
+
+static ls_status refuse_loss(const lsi_worker *w, int64_t step, int rank, int64_t micro, float loss) {
+    return lsi_fail(LS_ERR_NUMERIC, "step %lld: the loss of micro-batch %lld (rank %d) is %g, not a "
+                    "finite number; lower --lr (now %g), use a longer --warmup-steps or a smaller "
+                    "--clip-norm", (long long)step + 1, (long long)micro, rank, (double)loss,
+                    w->config->lr);
+}
+
+/* Gathers losses and the wish to stop; *loss becomes the step's mean over targets. */
+static ls_status agree_on_step(lsi_worker *w, int64_t step, double *loss) {
+    const lsi_deal *deal = &w->plan->deal;
+    int64_t width = deal->largest + 1;
+    float *mine = w->reported + w->rank * width;
+    mine[deal->largest] = (float)lsi_region_stop_requested(w->region);
+    LSI_TRY(ls_all_gather(w->group, mine, w->reported, width, LS_DTYPE_F32, NULL));
+    double sum = 0;
+    w->stop_signal = 0;
+    for (int r = 0; r < w->n_ranks; r++) {
+        const float *theirs = w->reported + r * width;
+        if (theirs[deal->largest] != 0) w->stop_signal = (int)theirs[deal->largest];
+        for (int64_t i = 0; i < deal->count[r]; i++) {
+            if (!isfinite(theirs[i])) return refuse_loss(w, step, r, deal->first[r] + i, theirs[i]);
+            sum += (double)theirs[i];
+        }
+    }
+    *loss = sum / (double)count_targets(w, step);
+    return LS_OK;
+}
+
+/* The parameter to blame when the norm of the averaged gradient is not finite. */
+static ls_status refuse_gradient(const lsi_worker *w, int64_t step, double norm) {
+    const char *name = "?";
+    for (int i = w->model->n_params - 1; i >= 0; i--)
+        if (w->model->params[i].grad &&
+            !isfinite(ls_sum_squares(w->model->params[i].grad, w->model->params[i].count)))
+            name = w->model->params[i].name;
+    return lsi_fail(LS_ERR_NUMERIC, "step %lld: the norm of the gradient is %g; the first parameter "
+                    "whose gradient is not finite is %s; lower --lr", (long long)step + 1, norm,
+                    name);
+}
+
+static ls_status update_weights(lsi_worker *w, int64_t step, double *lr, double *norm) {
+    int64_t begin_ns = lsi_trace_begin();
+    ls_schedule schedule = {.peak_lr = w->config->lr, .min_lr = w->plan->min_lr,
+                            .warmup_steps = w->plan->warmup_steps,
+                            .total_steps = w->plan->total_steps, .kind = w->plan->schedule};
+    *lr = ls_schedule_lr(&schedule, step);
+    *norm = lsi_optimizer_global_norm(w->optimizer);
+    if (!isfinite(*norm)) return refuse_gradient(w, step, *norm);
+    double factor = ls_clip_factor(*norm, w->config->clip_norm);
+    LSI_TRY(lsi_optimizer_step(w->optimizer, *lr, factor));
+    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "optimizer", step);
+    return LS_OK;
+}
+
+/* ---- the step ---- */
+
+static void record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_stats *before,
+                        int64_t begin_ns) {
+    lsi_group_stats after;
+    lsi_group_get_stats(w->group, &after);
+    record->step_ms = (double)(lsi_now_ns() - begin_ns) / 1e6;
+    record->comm_ms = (double)(after.flight_ns - before->flight_ns) / 1e6;
+    record->comm_exposed_ms = (double)(after.wait_ns - before->wait_ns + after.work_ns -
+                                       before->work_ns) / 1e6;
+    record->bytes_sent = after.bytes_sent - before->bytes_sent;
+    w->wall_s += record->step_ms / 1e3;
+    w->n_tokens += record->n_tokens;
+    w->bytes_sent = record->bytes_sent;
+    w->losses[w->n_done] = record->loss;
+    w->step_ms[w->n_done] = record->step_ms;
+    w->comm_ms[w->n_done] = record->comm_ms;
+    w->exposed_ms[w->n_done] = record->comm_exposed_ms;
+    w->n_done++;
+    if (w->rank != 0) return;
+    lsi_metrics_step(w->metrics, record);
+    lsi_progress_step(w->progress, record);
+}
+
+ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
+    int64_t begin_ns = lsi_now_ns();
+    lsi_group_stats before;
+    lsi_group_get_stats(w->group, &before);
+    lsi_region_set_step(w->region, w->rank, step + 1);
+    lsi_step_record record = {.step = step + 1, .n_tokens = count_targets(w, step)};
+    LSI_TRY(set_epoch(w, step));
+    LSI_TRY(compute_gradients(w, step, w->reported + w->rank * (w->plan->deal.largest + 1)));
+    LSI_TRY(agree_on_step(w, step, &record.loss));
+    LSI_TRY(update_weights(w, step, &record.lr, &record.grad_norm));
+    record_step(w, &record, &before, begin_ns);
+    return LS_OK;
+}

@@ -1,0 +1,200 @@
+/* The life of a worker: set up, train, finish. Set-up order follows what needs what; the struct is
+ * zero before, so clean-up can always undo everything. */
+#include "train/worker.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/trace.h"
+#include "checkpoint/model_folder.h"
+#include "tensor/gemm.h"
+
+/* ---- set-up ---- */
+
+static ls_status set_up_group(lsi_worker *w) {
+    /* What the process holds before it works: program, libraries, the launcher's leftovers. */
+    lsi_mem_note(LSI_MEM_OTHER, lsi_mem_rss_bytes());
+    lsi_compute_set_threads(w->plan->n_threads);
+    LSI_TRY(lsi_group_attach(w->region, w->rank, &w->group));
+    ls_group_set_timeout(w->group, w->config->timeout_ms);
+    lsi_group_set_order(w->group, &w->plan->deal.order);
+    w->n_ranks = ls_group_world_size(w->group);
+    return ls_barrier(w->group, NULL);
+}
+
+static ls_status set_up_data(lsi_worker *w) {
+    LSI_TRY(lsi_open_data(w->config, &w->tokenizer, &w->dataset));
+    ls_sampler_opts opts = {.struct_size = sizeof opts,
+                            .n_samples = w->plan->n_samples[LSI_SPLIT_TRAIN],
+                            .n_ranks = 1, /* one order for all; the deal splits each batch */
+                            .shuffle = 1,
+                            .seed = (uint64_t)w->config->seed,
+                            .tail = w->plan->tail,
+                            .assign = LS_ASSIGN_BLOCKS,
+                            .block = w->config->batch_size};
+    LSI_TRY(ls_sampler_create(&opts, &w->sampler));
+    size_t places = (size_t)w->plan->micro_batch_size * (size_t)w->config->seq_len;
+    w->inputs = lsi_calloc(LSI_MEM_OTHER, places, sizeof *w->inputs);
+    w->targets = lsi_calloc(LSI_MEM_OTHER, places, sizeof *w->targets);
+    return w->inputs && w->targets ? LS_OK : LS_ERR_MEMORY;
+}
+
+static ls_status set_up_model(lsi_worker *w) {
+    const lsi_train_config *c = w->config;
+    LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
+    lsi_model_init(w->model, (uint64_t)c->seed);
+    ls_ddp_opts ddp = {.struct_size = sizeof ddp, .bucket_cap_mb = c->bucket_cap_mb,
+                       .first_bucket_mb = c->first_bucket_mb, .reproducible = c->reproducible};
+    LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &ddp, &w->ddp));
+    lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay};
+    return lsi_optimizer_create(w->model->params, w->model->n_params, &adamw, &w->optimizer);
+}
+
+static ls_status set_up_tape(lsi_worker *w) {
+    size_t memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    LSI_TRY(lsi_arena_create(memory_bytes, &w->arena));
+    LSI_TRY(lsi_tape_create(w->arena, &w->tape));
+    lsi_tape_listen(w->tape, ls_ddp_sink(w->ddp));
+    return LS_OK;
+}
+
+static ls_status set_up_records(lsi_worker *w) {
+    size_t n_steps = (size_t)w->plan->total_steps;
+    size_t n_reported = (size_t)w->n_ranks * (size_t)(w->plan->deal.largest + 1);
+    w->reported = lsi_calloc(LSI_MEM_OTHER, n_reported, sizeof *w->reported);
+    double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms};
+    for (int i = 0; i < 4; i++) {
+        *lists[i] = lsi_calloc(LSI_MEM_OTHER, n_steps, sizeof(double));
+        LSI_TRY(lsi_check_alloc(*lists[i]));
+    }
+    LSI_TRY(lsi_check_alloc(w->reported));
+    w->last_val_step = -1;
+    if (w->config->trace) LSI_TRY(lsi_trace_start());
+    if (w->rank != 0) return LS_OK;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", w->config->out);
+    LSI_TRY(lsi_metrics_open(path, &w->metrics));
+    return lsi_progress_create(w->job->out, w->plan->total_steps, w->config->log_every,
+                               &w->progress);
+}
+
+static ls_status set_up(lsi_worker *w) {
+    LSI_TRY(set_up_group(w));
+    LSI_TRY(set_up_data(w));
+    LSI_TRY(lsi_context(set_up_model(w), "setting up the model"));
+    LSI_TRY(set_up_tape(w));
+    return set_up_records(w);
+}
+
+static void clean_up(lsi_worker *w) {
+    lsi_progress_destroy(w->progress);
+    if (w->metrics) (void)!lsi_metrics_close(w->metrics);
+    lsi_trace_stop();
+    lsi_free(w->reported);
+    lsi_free(w->losses);
+    lsi_free(w->step_ms);
+    lsi_free(w->comm_ms);
+    lsi_free(w->exposed_ms);
+    lsi_tape_destroy(w->tape);
+    lsi_arena_destroy(w->arena);
+    lsi_optimizer_destroy(w->optimizer);
+    ls_ddp_destroy(w->ddp);
+    lsi_model_destroy(w->model);
+    lsi_free(w->inputs);
+    lsi_free(w->targets);
+    ls_sampler_destroy(w->sampler);
+    lsi_dataset_close(w->dataset);
+    lsi_tokenizer_destroy(w->tokenizer);
+    ls_group_destroy(w->group);
+}
+
+/* ---- training ---- */
+
+static bool is_evaluation_due(const lsi_worker *w, int64_t n_done) {
+    int64_t every = w->config->eval_every;
+    if (every == 0) every = w->plan->total_steps / 5 > 0 ? w->plan->total_steps / 5 : 1;
+    return n_done % every == 0 || n_done == w->plan->total_steps;
+}
+
+static ls_status evaluate(lsi_worker *w) {
+    LSI_TRY(lsi_worker_evaluate(w, &w->last_val_loss));
+    if (isnan(w->last_val_loss)) return LS_OK;
+    w->last_val_step = w->n_done;
+    if (w->rank != 0) return LS_OK;
+    lsi_metrics_evaluation(w->metrics, w->n_done, w->last_val_loss);
+    lsi_progress_say(w->progress, "step %lld  validation loss %.4f", (long long)w->n_done,
+                     w->last_val_loss);
+    return LS_OK;
+}
+
+static ls_status train(lsi_worker *w) {
+    for (int64_t step = 0; step < w->plan->total_steps && !w->stop_signal; step++) {
+        LSI_TRY(lsi_worker_step(w, step));
+        if (w->stop_signal || is_evaluation_due(w, step + 1)) LSI_TRY(evaluate(w));
+    }
+    return LS_OK;
+}
+
+/* ---- the end ---- */
+
+static ls_status save(lsi_worker *w) {
+    if (w->rank != 0) return LS_OK;
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/model", w->config->out);
+    return lsi_context(lsi_model_save(w->model, w->config->tokenizer, folder),
+                       "saving the model");
+}
+
+/* Ranks write one after the other into one file: rank 0 opens it, the last one closes the list. */
+static ls_status write_trace(lsi_worker *w) {
+    if (!w->config->trace) return LS_OK;
+    for (int r = 0; r < w->n_ranks; r++) {
+        LSI_TRY(ls_barrier(w->group, NULL));
+        if (r != w->rank) continue;
+        FILE *file = fopen(w->config->trace, r == 0 ? "w" : "a");
+        if (!file)
+            return lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", w->config->trace);
+        fputs(r == 0 ? "{\"traceEvents\": [\n" : ",\n", file);
+        lsi_trace_print(file, r);
+        if (r == w->n_ranks - 1) fputs("\n]}\n", file);
+        if (fclose(file) != 0)
+            return lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", w->config->trace);
+    }
+    return ls_barrier(w->group, NULL);
+}
+
+static ls_status close_metrics(lsi_worker *w) {
+    if (!w->metrics) return LS_OK;
+    lsi_metrics *metrics = w->metrics;
+    w->metrics = NULL;
+    return lsi_metrics_close(metrics);
+}
+
+static ls_status finish(lsi_worker *w) {
+    char sha256[LSI_SHA256_TEXT_BYTES];
+    LSI_TRY(lsi_worker_agree_weights(w, sha256));
+    LSI_TRY(save(w));
+    LSI_TRY(write_trace(w));
+    LSI_TRY(close_metrics(w));
+    LSI_TRY(lsi_worker_report(w, sha256));
+    LSI_TRY(ls_barrier(w->group, NULL));
+    if (w->stop_signal)
+        return lsi_fail(LS_ERR_INTERRUPTED, "stopped by signal %d (%s) after step %lld of %lld; the "
+                        "model is in %s/model", w->stop_signal, strsignal(w->stop_signal),
+                        (long long)w->n_done, (long long)w->plan->total_steps, w->config->out);
+    return LS_OK;
+}
+
+ls_status lsi_train_worker(lsi_region *region, int rank, void *context) {
+    const lsi_train_job *job = context;
+    lsi_worker w = {.job = job, .config = job->config, .plan = job->plan, .region = region,
+                    .rank = rank};
+    ls_status status = set_up(&w);
+    if (status == LS_OK) status = train(&w);
+    if (status == LS_OK) status = finish(&w);
+    clean_up(&w);
+    return status;
+}

@@ -1,0 +1,61 @@
+/* A training worker: what one rank holds, and the parts of its life.
+ *
+ *     set up -> for each step: train_step, now and then evaluate -> finish (save, report)
+ *
+ * Everything that decides the course of a run (losses, the wish to stop, learning rates) is the
+ * same on all ranks: either computed from the same numbers or gathered. */
+#ifndef LSI_TRAIN_WORKER_H
+#define LSI_TRAIN_WORKER_H
+
+#include <lockstep/parallel.h>
+
+#include "base/hash.h"
+#include "comm/group.h"
+#include "observe/observe.h"
+#include "optim/optimizer.h"
+#include "train/train.h"
+
+typedef struct lsi_worker {
+    const lsi_train_job *job;
+    const lsi_train_config *config;
+    const lsi_run_plan *plan;
+    lsi_region *region;
+    ls_group *group;
+    int rank, n_ranks;
+
+    lsi_tokenizer *tokenizer;
+    lsi_dataset *dataset;
+    ls_sampler *sampler;
+    int64_t sampler_epoch;
+    lsi_model *model;
+    ls_ddp *ddp;
+    lsi_optimizer *optimizer;
+    lsi_arena *arena;
+    lsi_tape *tape;
+    int32_t *inputs, *targets; /* one micro-batch */
+
+    float *reported;  /* gather of losses: n_ranks * (largest share + 1), see step.c */
+    double *losses;   /* per step, nats per token; rank 0 */
+    double *step_ms, *comm_ms, *exposed_ms;
+    int64_t n_done;   /* steps */
+    int stop_signal;  /* agreed by all ranks */
+    double last_val_loss;
+    int64_t last_val_step; /* -1: never validated */
+    double wall_s;    /* of all training steps */
+    int64_t n_tokens; /* trained on, all ranks */
+    int64_t bytes_sent; /* by this rank in the last step */
+
+    lsi_metrics *metrics;   /* rank 0 */
+    lsi_progress *progress; /* rank 0 */
+} lsi_worker;
+
+/* One optimizer step (0 = the first). */
+LS_CHECKED ls_status lsi_worker_step(lsi_worker *w, int64_t step);
+/* Loss over the validation samples; collective. NaN when there are none. */
+LS_CHECKED ls_status lsi_worker_evaluate(lsi_worker *w, double *loss);
+/* Hash of the weights, after comparing it over all ranks; collective. */
+LS_CHECKED ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BYTES]);
+/* Collects memory of all ranks; rank 0 prints the summary and writes --json. Collective. */
+LS_CHECKED ls_status lsi_worker_report(lsi_worker *w, const char *sha256);
+
+#endif
