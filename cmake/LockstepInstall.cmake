@@ -17,9 +17,7 @@ list(REMOVE_ITEM static_libs pthread)
 target_link_libraries(lockstep_static INTERFACE "$<INSTALL_INTERFACE:${static_libs};-pthread>")
 
 install(TARGETS lockstep_shared lockstep_static EXPORT lockstepTargets)
-if(TARGET lockstep)
-  install(TARGETS lockstep)
-endif()
+install(TARGETS lockstep)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)

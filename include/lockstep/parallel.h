@@ -53,18 +53,20 @@ typedef struct ls_ddp_opts {
  * the group. opts may be NULL. */
 LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params,
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
-/* Local; sets params[i].grad to NULL. NULL does nothing. */
+/* Local; sets params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
+ * in flight their memory stays with the group, because peers may still be adding to it. */
 LS_API void ls_ddp_destroy(ls_ddp *ddp);
 
 /* Local. n_micro_batches: of this rank in this step, >= 1. scale: factor of the summed gradients,
- * 0 means 1 / (world size * n_micro_batches); the same on all ranks. */
+ * 0 means 1 / (world size * n_micro_batches); finite, the same on all ranks. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_step(ls_ddp *ddp, int64_t n_micro_batches, double scale);
 /* Local: the next micro-batch's backward pass begins. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_backward(ls_ddp *ddp);
 /* Whether gradients of this micro-batch must be added to params[i].grad (1) or overwrite it (0). */
 LS_API int ls_ddp_accumulates(const ls_ddp *ddp);
-/* Local, does not block: the gradient of parameter `index` is complete for this micro-batch. On the
- * last micro-batch it may start communication. Twice for one parameter is LS_ERR_STATE. */
+/* Local, does not block (but waits for the oldest of more than 512 buckets in flight): the gradient
+ * of parameter `index` is complete for this micro-batch. On the last micro-batch it may start
+ * communication. Twice for one parameter is LS_ERR_STATE. */
 LS_API LS_CHECKED ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index);
 /* Local: the backward pass is over. LS_ERR_STATE names every parameter that got no gradient. */
 LS_API LS_CHECKED ls_status ls_ddp_end_backward(ls_ddp *ddp);

@@ -33,6 +33,7 @@ _Static_assert(sizeof(header) == ALIGNMENT_BYTES, "the caller's bytes must stay 
 static _Atomic int64_t bytes_now[LSI_MEM_N_KINDS];
 static _Atomic int64_t bytes_peak[LSI_MEM_N_KINDS];
 static _Atomic int64_t n_blocks;
+static _Atomic int64_t heap_bytes;
 static _Atomic int64_t countdown = UNREAD;
 static _Atomic int has_failed;
 
@@ -76,6 +77,10 @@ void lsi_mem_reset_peaks(void) {
         atomic_store_explicit(&bytes_peak[kind], lsi_mem_now((lsi_mem_kind)kind),
                               memory_order_relaxed);
     }
+}
+
+int64_t lsi_mem_heap_bytes(void) {
+    return atomic_load_explicit(&heap_bytes, memory_order_relaxed);
 }
 
 int64_t lsi_mem_n_blocks(void) {
@@ -163,6 +168,7 @@ void *lsi_alloc(lsi_mem_kind kind, size_t bytes) {
     head->kind = kind;
     lsi_mem_note(kind, (int64_t)bytes);
     atomic_fetch_add_explicit(&n_blocks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&heap_bytes, (int64_t)(sizeof *head + bytes), memory_order_relaxed);
     return head + 1;
 }
 
@@ -201,6 +207,8 @@ void lsi_free(void *ptr) {
     header *head = header_of(ptr);
     lsi_mem_note(head->kind, -(int64_t)head->bytes);
     atomic_fetch_sub_explicit(&n_blocks, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&heap_bytes, (int64_t)(sizeof *head + head->bytes),
+                              memory_order_relaxed);
     free(head);
 }
 

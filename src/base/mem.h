@@ -47,6 +47,7 @@ void lsi_mem_note(lsi_mem_kind kind, int64_t bytes);
 int64_t lsi_mem_now(lsi_mem_kind kind);  /* bytes accounted now */
 int64_t lsi_mem_peak(lsi_mem_kind kind); /* highest value of lsi_mem_now since start or reset */
 void lsi_mem_reset_peaks(void);
+int64_t lsi_mem_heap_bytes(void); /* in live blocks of lsi_alloc, all kinds, headers included */
 int64_t lsi_mem_n_blocks(void); /* live blocks of lsi_alloc: 0 when nothing leaked */
 
 /* The n-th allocation from now (1 = the next) fails, once; 0 switches injection off.
@@ -58,5 +59,9 @@ int lsi_mem_has_failed(void);
 /* Resident and peak resident bytes of this process as the system measures them; 0 if unknown. */
 int64_t lsi_mem_rss_bytes(void);
 int64_t lsi_mem_peak_rss_bytes(void);
+/* Resident bytes that nobody here asked for, as the system counts them: pages of the program and
+ * its libraries, code they generate, their heap blocks and the heap's gaps. 0 where the system does
+ * not say. (footprint.c) */
+int64_t lsi_mem_library_bytes(void);
 
 #endif

@@ -10,12 +10,12 @@ exit_code run_generate(int argc, char **argv) {
     ls_status status = lsi_opt_parse(lsi_generate_options, argc, argv, &config, NULL, 0, &set);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
     status = lsi_generate(&config, stdout);
-    printf("\n");
+    if (status == LS_OK) printf("\n");
     exit_code code = EXIT_DONE;
     if (status != LS_OK)
         code = report_failure(status, status == LS_ERR_USAGE || status == LS_ERR_ARGUMENT ||
                                               status == LS_ERR_NOT_FOUND
                                           ? EXIT_WRONG_USAGE : EXIT_FAILED);
     lsi_opt_destroy(set);
-    return code;
+    return finish_output(code);
 }

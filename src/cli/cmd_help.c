@@ -56,19 +56,15 @@ static void print_markdown(void) {
 }
 
 exit_code run_help(int argc, char **argv) {
+    if (argc > 1) return refuse_words("help", argv[1]);
     if (argc == 0) {
         print_overview();
-        return EXIT_DONE;
-    }
-    if (strcmp(argv[0], "--markdown") == 0) {
+    } else if (strcmp(argv[0], "--markdown") == 0) {
         print_markdown();
-        return EXIT_DONE;
+    } else {
+        const command *c = find(argv[0]);
+        if (!c) return refuse_command(argv[0]);
+        print_command_help(c);
     }
-    const command *c = find(argv[0]);
-    if (!c) {
-        fprintf(stderr, "lockstep: help: no command '%s'\n", argv[0]);
-        return EXIT_WRONG_USAGE;
-    }
-    print_command_help(c);
-    return EXIT_DONE;
+    return finish_output(EXIT_DONE);
 }

@@ -2,6 +2,7 @@
  * ls_group_create, which reads LOCKSTEP_FD (the shared region) and LOCKSTEP_RANK. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,9 @@ static ls_status become_program(lsi_region *region, int rank, void *context) {
     setenv("LOCKSTEP_FD", text, 1);
     snprintf(text, sizeof text, "%d", rank);
     setenv("LOCKSTEP_RANK", text, 1);
+    /* What main ignores would stay ignored across exec. */
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     execvp(argv[0], argv);
     return lsi_fail_errno(errno == ENOENT ? LS_ERR_NOT_FOUND : LS_ERR_SYSTEM, "run: cannot start %s",
                           argv[0]);

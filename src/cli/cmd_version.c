@@ -8,11 +8,10 @@
 #include "tensor/gemm.h"
 
 exit_code run_version(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    if (argc > 0) return refuse_words("version", argv[0]);
     printf("lockstep %s\n", ls_version());
     printf("processor        %s, %d usable\n", lsi_cpu_name(), lsi_cpu_count());
     printf("matrix products  %s\n", lsi_gemm_library());
     printf("compiler         %s\n", __VERSION__);
-    return EXIT_DONE;
+    return finish_output(EXIT_DONE);
 }

@@ -29,6 +29,13 @@ extern const lsi_opt run_program_options[];
 /* Prints "lockstep: what went wrong" from this thread's message, with the status's advice on a
  * second line, and returns code. */
 exit_code report_failure(ls_status status, exit_code code);
+/* Says that there is no such command, with the nearest one. */
+exit_code refuse_command(const char *word);
+/* Says that the command takes no such word. */
+exit_code refuse_words(const char *name, const char *word);
+/* For commands that are about what they print: code, or 1 with a message if that could not be
+ * written (a closed pipe, a full disk). */
+exit_code finish_output(exit_code code);
 /* Whether the arguments ask for help; then it has been printed. */
 bool answer_help(const char *name, int argc, char **argv);
 void print_command_help(const command *c);

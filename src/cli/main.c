@@ -1,7 +1,9 @@
 /* The program `lockstep`: finds the subcommand and runs it. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "train/train.h"
@@ -24,7 +26,7 @@ exit_code report_failure(ls_status status, exit_code code) {
     return code;
 }
 
-static exit_code refuse_command(const char *word) {
+exit_code refuse_command(const char *word) {
     const char *names[sizeof commands / sizeof commands[0]];
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) names[i] = commands[i].name;
     const char *near = lsi_nearest(word, names);
@@ -33,9 +35,32 @@ static exit_code refuse_command(const char *word) {
     return EXIT_WRONG_USAGE;
 }
 
+exit_code refuse_words(const char *name, const char *word) {
+    fprintf(stderr, "lockstep: %s: unexpected word '%s'; see `lockstep help %s`\n", name, word, name);
+    return EXIT_WRONG_USAGE;
+}
+
+exit_code finish_output(exit_code code) {
+    bool failed = fflush(stdout) != 0;
+    if ((!failed && !ferror(stdout)) || code != EXIT_DONE) return code;
+    (void)lsi_fail_errno(LS_ERR_IO, "cannot write to standard output");
+    return report_failure(LS_ERR_IO, EXIT_FAILED);
+}
+
+/* Descriptors 0 to 2 must be taken, or the next file opened, the shared region or a model, becomes
+ * "standard output" and gets what is printed. */
+static void open_standard_streams(void) {
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+    if (fd > STDERR_FILENO) close(fd);
+}
+
 int main(int argc, char **argv) {
-    /* A closed pipe is an error of the write, with a message, not a silent death. */
+    open_standard_streams();
+    /* A closed pipe and a file that may not grow are errors of the write, with a message, and not a
+     * silent death. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     if (argc < 2) {
         run_help(0, NULL);
         return EXIT_WRONG_USAGE;
@@ -45,7 +70,7 @@ int main(int argc, char **argv) {
     if (strcmp(word, "--version") == 0) word = "version";
     for (const command *c = commands; c->name; c++) {
         if (strcmp(word, c->name) != 0) continue;
-        if (answer_help(c->name, argc - 2, argv + 2)) return EXIT_DONE;
+        if (answer_help(c->name, argc - 2, argv + 2)) return finish_output(EXIT_DONE);
         return c->run(argc - 2, argv + 2);
     }
     return refuse_command(word);

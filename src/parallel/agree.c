@@ -1,12 +1,21 @@
-/* Each parameter is reduced to 32 bits; the ranks' lists of these are gathered and compared by
- * every rank alike, so all come to the same verdict. All-gather moves bits, so hashes travel as
- * if they were floats. */
+/* Each parameter is reduced to 32 bits; the ranks' lists of these, filled up to the longest, are
+ * gathered and compared by every rank alike, so all come to the same verdict. Only when it is bad
+ * do two ranks say what they have at the first place that differs. Hashes and texts travel as if
+ * they were floats: all-gather and broadcast move bits. */
 #include "parallel/agree.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "comm/region.h"
+
+enum { ABSENT = 0, TEXT_BYTES = 256 };
+
+/* The first place where some rank has another parameter than rank 0; rank 0: there is none. */
+typedef struct difference {
+    int rank, index;
+} difference;
 
 static uint32_t hash_bytes(uint32_t hash, const void *data, size_t bytes) {
     const unsigned char *at = data;
@@ -18,40 +27,66 @@ static uint32_t hash_param(const ls_param *param) {
     uint32_t facts[2] = {(uint32_t)param->dtype, param->flags};
     uint32_t hash = hash_bytes(2166136261u, param->name, strlen(param->name));
     hash = hash_bytes(hash, &param->count, sizeof param->count);
-    return hash_bytes(hash, facts, sizeof facts);
+    hash = hash_bytes(hash, facts, sizeof facts);
+    return hash == ABSENT ? ~hash : hash;
 }
 
-static ls_status agree_number(ls_group *group, int n_params) {
-    uint32_t all[LSI_MAX_RANKS], mine = (uint32_t)n_params;
-    LSI_TRY(ls_all_gather(group, &mine, all, 1, LS_DTYPE_F32, NULL));
-    for (int r = 1; r < ls_group_world_size(group); r++)
-        if (all[r] != all[0])
-            return lsi_fail(LS_ERR_MISMATCH, "the ranks built different models: rank 0 has %u "
-                            "parameters, rank %d has %u", all[0], r, all[r]);
-    return LS_OK;
-}
-
-static ls_status compare(const uint32_t *all, int n_ranks, int n_params, const ls_param *params) {
-    for (int i = 0; i < n_params; i++)
+static difference find_difference(const uint32_t *hashes, int n_ranks, int n_longest) {
+    for (int i = 0; i < n_longest; i++)
         for (int r = 1; r < n_ranks; r++)
-            if (all[(int64_t)r * n_params + i] != all[i])
-                return lsi_fail(LS_ERR_MISMATCH, "the ranks built different models: parameter %d "
-                                "(here %s, %lld elements, %s) of rank %d differs from rank 0's in "
-                                "name, size, dtype or flags", i, params[i].name,
-                                (long long)params[i].count, ls_dtype_name(params[i].dtype), r);
-    return LS_OK;
+            if (hashes[(int64_t)r * n_longest + i] != hashes[i]) return (difference){r, i};
+    return (difference){0, 0};
 }
 
-ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params) {
-    LSI_TRY(agree_number(group, n_params));
-    size_t n = (size_t)n_params, n_ranks = (size_t)ls_group_world_size(group);
-    uint32_t *mine = lsi_alloc(LSI_MEM_OTHER, n * sizeof *mine);
-    uint32_t *all = lsi_alloc(LSI_MEM_OTHER, n * n_ranks * sizeof *all);
+static ls_status compare_hashes(ls_group *group, const ls_param *params, int n_params,
+                                int n_longest, difference *found) {
+    size_t n = (size_t)n_longest, n_ranks = (size_t)ls_group_world_size(group);
+    uint32_t *mine = lsi_calloc(LSI_MEM_OTHER, n, sizeof *mine);
+    uint32_t *all = lsi_calloc(LSI_MEM_OTHER, n * n_ranks, sizeof *all);
     ls_status status = mine && all ? LS_OK : LS_ERR_MEMORY;
     for (int i = 0; i < n_params && status == LS_OK; i++) mine[i] = hash_param(&params[i]);
-    if (status == LS_OK) status = ls_all_gather(group, mine, all, n_params, LS_DTYPE_F32, NULL);
-    if (status == LS_OK) status = compare(all, (int)n_ranks, n_params, params);
+    if (status == LS_OK) status = ls_all_gather(group, mine, all, n_longest, LS_DTYPE_F32, NULL);
+    if (status == LS_OK) *found = find_difference(all, (int)n_ranks, n_longest);
     lsi_free(mine);
     lsi_free(all);
     return status;
+}
+
+/* What `rank` has at this place, told by itself to all. */
+static ls_status ask(ls_group *group, int rank, const ls_param *params, int n_params, int index,
+                     char text[TEXT_BYTES]) {
+    memset(text, 0, TEXT_BYTES);
+    if (ls_group_rank(group) == rank && index >= n_params)
+        snprintf(text, TEXT_BYTES, "missing");
+    else if (ls_group_rank(group) == rank)
+        snprintf(text, TEXT_BYTES, "'%.150s' (%lld elements, %s%s%s)", params[index].name,
+                 (long long)params[index].count, ls_dtype_name(params[index].dtype),
+                 params[index].flags & LS_PARAM_FROZEN ? ", frozen" : "",
+                 params[index].flags & LS_PARAM_NO_DECAY ? ", no decay" : "");
+    return ls_broadcast(group, text, TEXT_BYTES / (int64_t)sizeof(float), LS_DTYPE_F32, rank,
+                        NULL);
+}
+
+static ls_status report(ls_group *group, const ls_param *params, int n_params,
+                        const uint32_t *numbers, difference found) {
+    _Alignas(float) char here[TEXT_BYTES], there[TEXT_BYTES];
+    char list[LSI_MAX_RANKS * 12] = "";
+    size_t used = 0;
+    LSI_TRY(ask(group, 0, params, n_params, found.index, here));
+    LSI_TRY(ask(group, found.rank, params, n_params, found.index, there));
+    for (int r = 0; r < ls_group_world_size(group); r++)
+        used += (size_t)snprintf(list + used, sizeof list - used, " %u", numbers[r]);
+    return lsi_fail(LS_ERR_MISMATCH, "the ranks built different models: parameter %d is %s on rank "
+                    "0 and %s on rank %d; number of parameters by rank:%s", found.index, here,
+                    there, found.rank, list);
+}
+
+ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params) {
+    uint32_t numbers[LSI_MAX_RANKS], mine = (uint32_t)n_params, longest = 0;
+    difference found = {0, 0};
+    LSI_TRY(ls_all_gather(group, &mine, numbers, 1, LS_DTYPE_F32, NULL));
+    for (int r = 0; r < ls_group_world_size(group); r++)
+        if (numbers[r] > longest) longest = numbers[r];
+    LSI_TRY(compare_hashes(group, params, n_params, (int)longest, &found));
+    return found.rank == 0 ? LS_OK : report(group, params, n_params, numbers, found);
 }

@@ -5,6 +5,9 @@
 
 enum { LINE_ELEMS = 16 }; /* 64 bytes of float32 */
 
+/* More than any address space holds, and far from where sums of byte counts overflow. */
+static const int64_t MAX_ELEMS = (int64_t)1 << 48;
+
 static int64_t padded(int64_t count) {
     return (count + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS;
 }
@@ -27,6 +30,12 @@ ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, int64_t c
         if (params[i].flags & LS_PARAM_FROZEN) {
             plan->bucket_of[i] = -1;
             continue;
+        }
+        if (params[i].count > MAX_ELEMS - plan->total_count - LINE_ELEMS) {
+            lsi_bucket_plan_fini(plan);
+            return lsi_fail(LS_ERR_ARGUMENT, "parameter %s has %lld elements: together more than "
+                            "the %lld that can have gradients", params[i].name,
+                            (long long)params[i].count, (long long)MAX_ELEMS);
         }
         int64_t count = padded(params[i].count);
         int64_t cap = plan->n_buckets <= 1 ? first_cap_bytes : cap_bytes;

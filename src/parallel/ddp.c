@@ -9,12 +9,15 @@
  * IDLE      gradients of the last step are valid, no work in flight.
  * BETWEEN   micro-batches [0, next_micro) are summed in the buckets (or on the stack).
  * BACKWARD  parameters with is_ready are complete for this micro-batch.
+ * FAILED    communication or memory failed within the step: what the gradients hold is not known,
+ *           works may be in flight. Every call but destroy is refused.
  *
  * Invariants: buckets are posted in index order, each once per step, only during the last
  * micro-batch, and only when all its parameters are ready; a posted bucket is not touched before
  * finish_step has waited for it. At most MAX_IN_FLIGHT works are in flight. */
 #include <lockstep/parallel.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,10 +28,10 @@
 #include "parallel/agree.h"
 #include "parallel/bucket.h"
 
-typedef enum ddp_state { IDLE, BETWEEN, BACKWARD } ddp_state;
+typedef enum ddp_state { IDLE, BETWEEN, BACKWARD, FAILED } ddp_state;
 
 static const char *const state_names[] = {"no step is open", "between micro-batches",
-                                          "a backward pass is open"};
+                                          "a backward pass is open", "an earlier call failed"};
 
 enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
 static const double MIB = 1024.0 * 1024.0;
@@ -67,6 +70,9 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
 }
 
 static ls_status check_params(const ls_param *params, int n_params) {
+    if (n_params < 0 || (n_params > 0 && !params))
+        return lsi_fail(LS_ERR_ARGUMENT, "ddp: %d parameters%s, expected a list of 0 or more",
+                        n_params, params ? "" : " at NULL");
     for (int i = 0; i < n_params; i++) {
         if (!params[i].name || params[i].count < 0 || (params[i].count > 0 && !params[i].data))
             return lsi_fail(LS_ERR_ARGUMENT, "ddp: parameter %d needs a name, a count >= 0 and "
@@ -145,10 +151,27 @@ ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params, const l
     return LS_OK;
 }
 
+/* Lets go of works that nobody waited for, in a step that was given up. Returns whether peers may
+ * still read or write the gradients: then the block stays until the group goes. */
+static bool abandon_works(ls_ddp *ddp) {
+    bool in_use = ddp->n_posted > 0 && ddp->state == FAILED;
+    for (int b = ddp->n_waited; b < ddp->n_posted; b++) {
+        int done = 0;
+        if (ls_work_test(ddp->works[b], &done) != LS_OK || !done) in_use = true;
+        ddp->works[b]->held = false;
+    }
+    return in_use;
+}
+
 void ls_ddp_destroy(ls_ddp *ddp) {
     if (!ddp) return;
+    /* What failed before is what the caller will want to read. */
+    char message[LSI_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "%s", ls_last_message());
     for (int i = 0; i < ddp->n_params; i++) ddp->params[i].grad = NULL;
-    if (ddp->gradients) ls_group_free_shared(ddp->group, ddp->gradients);
+    bool in_use = abandon_works(ddp);
+    if (ddp->gradients && !in_use) ls_group_free_shared(ddp->group, ddp->gradients);
+    lsi_message_set(message);
     lsi_mem_note(LSI_MEM_GRADS, -ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);
     lsi_accumulator_fini(&ddp->accumulator);
@@ -163,8 +186,15 @@ void ls_ddp_destroy(ls_ddp *ddp) {
 
 static ls_status expect_state(const ls_ddp *ddp, ddp_state expected, const char *call) {
     if (ddp->state == expected) return LS_OK;
+    /* After an error of the group all calls repeat it. */
+    if (ddp->state == FAILED) LSI_TRY(lsi_context(ls_group_status(ddp->group), "%s", call));
     return lsi_fail(LS_ERR_STATE, "%s: %s, expected: %s", call, state_names[ddp->state],
                     state_names[expected]);
+}
+
+static ls_status fail_step(ls_ddp *ddp, ls_status status) {
+    if (status != LS_OK) ddp->state = FAILED;
+    return status;
 }
 
 static bool is_last_micro(const ls_ddp *ddp) {
@@ -176,6 +206,9 @@ ls_status ls_ddp_begin_step(ls_ddp *ddp, int64_t n_micro_batches, double scale) 
     if (n_micro_batches < 1)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_begin_step: %lld micro-batches, at least 1 is "
                         "needed", (long long)n_micro_batches);
+    if (!isfinite(scale))
+        return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_begin_step: scale is %g, expected a finite number "
+                        "(0: average)", scale);
     int n_ranks = ls_group_world_size(ddp->group);
     ddp->scale = scale != 0 ? scale : 1.0 / ((double)n_ranks * (double)n_micro_batches);
     ddp->n_micro = n_micro_batches;
@@ -238,7 +271,7 @@ ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index) {
     ddp->n_waiting[ddp->plan.bucket_of[index]]--;
     if (!is_last_micro(ddp)) return LS_OK;
     while (ddp->n_posted < ddp->plan.n_buckets && ddp->n_waiting[ddp->n_posted] == 0)
-        LSI_TRY(post_bucket(ddp, ddp->n_posted));
+        LSI_TRY(fail_step(ddp, post_bucket(ddp, ddp->n_posted)));
     return LS_OK;
 }
 
@@ -264,7 +297,7 @@ ls_status ls_ddp_end_backward(ls_ddp *ddp) {
     LSI_TRY(check_all_ready(ddp));
     ddp->state = BETWEEN;
     if (ddp->reproducible && !is_last_micro(ddp))
-        return lsi_accumulator_push(&ddp->accumulator, ddp->gradients);
+        return fail_step(ddp, lsi_accumulator_push(&ddp->accumulator, ddp->gradients));
     return LS_OK;
 }
 
@@ -273,9 +306,11 @@ ls_status ls_ddp_finish_step(ls_ddp *ddp) {
     if (!is_last_micro(ddp))
         return lsi_fail(LS_ERR_STATE, "ls_ddp_finish_step: %lld of %lld micro-batches are done",
                         (long long)ddp->next_micro, (long long)ddp->n_micro);
-    for (; ddp->n_waited < ddp->n_posted; ddp->n_waited++)
-        LSI_TRY(lsi_context(ls_work_wait(ddp->works[ddp->n_waited], -1), "ddp: bucket %d of %d",
-                            ddp->n_waited, ddp->plan.n_buckets));
+    while (ddp->n_waited < ddp->n_posted) {
+        int bucket = ddp->n_waited++; /* a wait releases the work whatever comes of it */
+        LSI_TRY(fail_step(ddp, lsi_context(ls_work_wait(ddp->works[bucket], -1),
+                                           "ddp: bucket %d of %d", bucket, ddp->plan.n_buckets)));
+    }
     ddp->state = IDLE;
     return LS_OK;
 }

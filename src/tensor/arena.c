@@ -54,12 +54,15 @@ struct lsi_arena {
     int64_t n_blocks, capacity;
 };
 
-static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+static size_t round_up(size_t bytes, size_t to) {
+    return (bytes + to - 1) / to * to;
+}
 
 ls_status lsi_arena_create(size_t reserve_bytes, lsi_arena **arena) {
     if (reserve_bytes == 0 || reserve_bytes > SIZE_MAX / 4)
-        return lsi_fail(LS_ERR_ARGUMENT, "arena: expected a reservation of 1 to %zu bytes, found %zu",
-                        SIZE_MAX / 4, reserve_bytes);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "arena: expected a reservation of 1 to %zu bytes, found %zu", SIZE_MAX / 4,
+                        reserve_bytes);
     lsi_arena *made = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *made);
     LSI_TRY(lsi_check_alloc(made));
     made->blocks = lsi_alloc(LSI_MEM_OTHER, FIRST_CAPACITY * sizeof *made->blocks);
@@ -225,6 +228,10 @@ void lsi_arena_reset(lsi_arena *arena) {
     arena->used_bytes = 0;
 }
 
-size_t lsi_arena_used_bytes(const lsi_arena *arena) { return arena->used_bytes; }
+size_t lsi_arena_used_bytes(const lsi_arena *arena) {
+    return arena->used_bytes;
+}
 
-size_t lsi_arena_peak_bytes(const lsi_arena *arena) { return arena->peak_bytes; }
+size_t lsi_arena_peak_bytes(const lsi_arena *arena) {
+    return arena->peak_bytes;
+}

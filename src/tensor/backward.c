@@ -122,7 +122,8 @@ static ls_status begin(lsi_tape *tape, lsi_tensor *loss) {
     LSI_TRY(lsi_tape_status(tape));
     if (!loss) return lsi_fail(LS_ERR_ARGUMENT, "backward: expected a loss, found NULL");
     if (!tape->record)
-        return lsi_fail(LS_ERR_STATE, "backward: the tape did not record (reset it with record on)");
+        return lsi_fail(LS_ERR_STATE,
+                        "backward: the tape did not record (reset it with record on)");
     if (tape->is_backward_run)
         return lsi_fail(LS_ERR_STATE, "backward: it ran already; reset the tape and go forward");
     if (loss->param || !loss->needs_grad)

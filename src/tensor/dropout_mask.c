@@ -5,9 +5,7 @@
  * of five, which matters where attention draws T^2 / 2 of them per head. */
 #include "tensor/dropout_mask.h"
 
-enum { N_BLOCKS = 16, N_ROUNDS = 10, N_WORDS = 4 };
-
-_Static_assert(N_BLOCKS * N_WORDS == LSI_MASK_GROUP, "a group is the words of its blocks");
+enum { N_ROUNDS = 10, N_WORDS = 4, N_BLOCKS = LSI_MASK_GROUP / N_WORDS };
 
 /* The rounds stand inside the loop over blocks and are unrolled, which leaves one flat loop. */
 static void draw(const lsi_rng_stream *stream, uint64_t first_block,

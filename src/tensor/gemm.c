@@ -32,11 +32,12 @@ static ls_status multiply(bool transpose_a, bool transpose_b, int64_t m, int64_t
     dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k,
                                       alpha, a, lda, b, ldb, beta, c, ldc);
     if (status == dnnl_success) return LS_OK;
-    return lsi_fail(status == dnnl_out_of_memory ? LS_ERR_MEMORY : LS_ERR_ARGUMENT,
-                    "oneDNN refused a product of (%lld x %lld) and (%lld x %lld), row strides %lld, "
-                    "%lld, %lld: its status is %d",
-                    (long long)m, (long long)k, (long long)k, (long long)n, (long long)lda,
-                    (long long)ldb, (long long)ldc, (int)status);
+    return lsi_fail(
+        status == dnnl_out_of_memory ? LS_ERR_MEMORY : LS_ERR_ARGUMENT,
+        "oneDNN refused a product of (%lld x %lld) and (%lld x %lld), row strides %lld, "
+        "%lld, %lld: its status is %d",
+        (long long)m, (long long)k, (long long)k, (long long)n, (long long)lda, (long long)ldb,
+        (long long)ldc, (int)status);
 }
 
 const char *lsi_gemm_library(void) {
@@ -63,8 +64,8 @@ static ls_status multiply(bool transpose_a, bool transpose_b, int64_t m, int64_t
                             INT_MAX, (long long)sizes[i]);
     }
     cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
-                transpose_b ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k, alpha, a,
-                (int)lda, b, (int)ldb, beta, c, (int)ldc);
+                transpose_b ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k, alpha, a, (int)lda,
+                b, (int)ldb, beta, c, (int)ldc);
     return LS_OK;
 }
 
@@ -85,16 +86,16 @@ const char *lsi_gemm_library(void) {
 #endif
 
 /* A stride shorter than a row is never right; checked here because libraries print or abort. */
-static ls_status check(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t a_columns,
-                       int64_t ldb, int64_t b_columns, int64_t ldc) {
+static ls_status check(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t a_columns, int64_t ldb,
+                       int64_t b_columns, int64_t ldc) {
     if (m >= 0 && n >= 0 && k >= 0 && lda >= a_columns && ldb >= b_columns && ldc >= n)
         return LS_OK;
-    return lsi_fail(LS_ERR_ARGUMENT,
-                    "product of (%lld x %lld) and (%lld x %lld): expected sizes >= 0 and row strides "
-                    "of at least %lld, %lld, %lld, found strides %lld, %lld, %lld",
-                    (long long)m, (long long)k, (long long)k, (long long)n, (long long)a_columns,
-                    (long long)b_columns, (long long)n, (long long)lda, (long long)ldb,
-                    (long long)ldc);
+    return lsi_fail(
+        LS_ERR_ARGUMENT,
+        "product of (%lld x %lld) and (%lld x %lld): expected sizes >= 0 and row strides "
+        "of at least %lld, %lld, %lld, found strides %lld, %lld, %lld",
+        (long long)m, (long long)k, (long long)k, (long long)n, (long long)a_columns,
+        (long long)b_columns, (long long)n, (long long)lda, (long long)ldb, (long long)ldc);
 }
 
 ls_status lsi_gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,

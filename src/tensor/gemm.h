@@ -11,8 +11,8 @@
  * lda, ldb, ldc are row strides of the matrices as stored. beta = 0 never reads C. The same call
  * with the same number of threads gives the same bits. m, n or k of 0 are fine. */
 LS_CHECKED ls_status lsi_gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k,
-                              float alpha, const float *a, int64_t lda, const float *b,
-                              int64_t ldb, float beta, float *c, int64_t ldc);
+                              float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
+                              float beta, float *c, int64_t ldc);
 /* "oneDNN 2.6.3", "CBLAS (OpenBLAS 0.3.21)": for version, logs and run files. */
 const char *lsi_gemm_library(void);
 /* Threads used by products and by our own kernels in this process. Bits of results of our own

@@ -88,4 +88,6 @@ lsi_tensor *lsi_tape_input(lsi_tape *tape, const float *values, int n_dims, cons
     return t;
 }
 
-void lsi_tape_accumulate(lsi_tape *tape, bool add) { tape->accumulate = add; }
+void lsi_tape_accumulate(lsi_tape *tape, bool add) {
+    tape->accumulate = add;
+}

@@ -60,7 +60,9 @@ void lsi_tape_reset(lsi_tape *tape, bool record) {
     tape->message[0] = '\0';
 }
 
-bool lsi_tape_is_recording(const lsi_tape *tape) { return tape->record; }
+bool lsi_tape_is_recording(const lsi_tape *tape) {
+    return tape->record;
+}
 
 /* ---- errors ---- */
 
@@ -92,7 +94,9 @@ lsi_tensor *lsi_tape_fail_with(lsi_tape *tape, ls_status status) {
 
 /* ---- tensors ---- */
 
-int64_t lsi_tensor_count(const lsi_tensor *t) { return lsi_tensor_rows(t) * lsi_tensor_columns(t); }
+int64_t lsi_tensor_count(const lsi_tensor *t) {
+    return lsi_tensor_rows(t) * lsi_tensor_columns(t);
+}
 
 int64_t lsi_tensor_rows(const lsi_tensor *t) {
     int64_t rows = 1;
@@ -100,7 +104,9 @@ int64_t lsi_tensor_rows(const lsi_tensor *t) {
     return rows;
 }
 
-int64_t lsi_tensor_columns(const lsi_tensor *t) { return t->dims[t->n_dims - 1]; }
+int64_t lsi_tensor_columns(const lsi_tensor *t) {
+    return t->dims[t->n_dims - 1];
+}
 
 /* Every dim at least 1, and the bytes of all elements countable. */
 static ls_status check_dims(int n_dims, const int64_t *dims) {
@@ -160,7 +166,9 @@ void *lsi_tape_scratch(lsi_tape *tape, size_t bytes) {
     return ptr;
 }
 
-void lsi_tape_release(lsi_tape *tape, void *ptr) { lsi_arena_release(tape->arena, ptr); }
+void lsi_tape_release(lsi_tape *tape, void *ptr) {
+    lsi_arena_release(tape->arena, ptr);
+}
 
 void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t) {
     if (t->param) return;
@@ -222,7 +230,9 @@ void lsi_tape_record(lsi_tape *tape, const lsi_node *node) {
 
 /* ---- events and units ---- */
 
-void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink) { tape->sink = sink; }
+void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink) {
+    tape->sink = sink;
+}
 
 ls_status lsi_tape_raise(lsi_tape *tape, ls_event event, int index) {
     if (!tape->sink.on_event) return LS_OK;
@@ -239,7 +249,8 @@ static ls_status backward_leaves_unit(lsi_tape *tape, lsi_node *node) {
 
 /* A node without an output: backward always visits it. */
 static void mark_unit(lsi_tape *tape, ls_event event, int unit, lsi_backward_fn backward) {
-    if (tape->status != LS_OK || lsi_tape_raise(tape, event, unit) != LS_OK || !tape->record) return;
+    if (tape->status != LS_OK || lsi_tape_raise(tape, event, unit) != LS_OK || !tape->record)
+        return;
     lsi_node node = {.backward = backward, .name = "unit", .number = {unit}};
     (void)lsi_tape_stick(tape, lsi_tape_push(tape, &node));
 }

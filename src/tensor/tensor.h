@@ -42,15 +42,15 @@ enum { LSI_MAX_DIMS = 4 };
 
 typedef struct lsi_tensor {
     float *data;
-    float *grad;        /* activations: NULL until backward needs it; leaves: param->grad */
+    float *grad; /* activations: NULL until backward needs it; leaves: param->grad */
     int64_t dims[LSI_MAX_DIMS];
     int n_dims;
-    int param_index;    /* leaf: index for LS_EVENT_GRAD_READY; activation: -1 */
-    ls_param *param;    /* leaf: what it wraps; activation: NULL */
+    int param_index; /* leaf: index for LS_EVENT_GRAD_READY; activation: -1 */
+    ls_param *param; /* leaf: what it wraps; activation: NULL */
     bool needs_grad;
-    bool grad_written;  /* the next contribution adds instead of overwriting */
-    int n_uses;         /* recorded uses whose backward has not run */
-    int n_readers;      /* those of them (and its producer) whose backward reads data */
+    bool grad_written; /* the next contribution adds instead of overwriting */
+    int n_uses;        /* recorded uses whose backward has not run */
+    int n_readers;     /* those of them (and its producer) whose backward reads data */
 } lsi_tensor;
 
 int64_t lsi_tensor_count(const lsi_tensor *t);   /* elements */
@@ -128,14 +128,14 @@ enum { LSI_NODE_INPUTS = 4, LSI_NODE_SAVED = 4 };
 
 struct lsi_node {
     lsi_backward_fn backward;
-    const char *name;                  /* op name for traces and errors; a string literal */
+    const char *name;                   /* op name for traces and errors; a string literal */
     lsi_tensor *input[LSI_NODE_INPUTS]; /* unused: NULL */
     lsi_tensor *output;
-    uint32_t reads;                    /* whose data backward reads: LSI_READS_… */
-    void *saved[LSI_NODE_SAVED];       /* arena memory, released after backward */
-    int64_t number[4];                 /* small facts: n_heads, label … */
+    uint32_t reads;              /* whose data backward reads: LSI_READS_… */
+    void *saved[LSI_NODE_SAVED]; /* arena memory, released after backward */
+    int64_t number[4];           /* small facts: n_heads, label … */
     float scalar;
-    lsi_rng_stream stream;             /* dropout */
+    lsi_rng_stream stream; /* dropout */
 };
 
 /* A new activation with arena memory for data; NULL on failure. */

@@ -28,7 +28,9 @@ void lsi_compute_set_threads(int wanted) {
     lsi_threads_apply();
 }
 
-int lsi_compute_threads(void) { return atomic_load_explicit(&n_threads, memory_order_relaxed); }
+int lsi_compute_threads(void) {
+    return atomic_load_explicit(&n_threads, memory_order_relaxed);
+}
 
 void lsi_threads_apply(void) {
     int wanted = lsi_compute_threads();

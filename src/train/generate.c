@@ -67,7 +67,8 @@ static ls_status encode_prompt(generator *g) {
     if (n == 0)
         status = lsi_fail(LS_ERR_ARGUMENT, "--prompt is empty; give at least one character");
     if (status == LS_OK) {
-        g->ids = lsi_calloc(LSI_MEM_OTHER, (size_t)(n + g->config->n_tokens), sizeof *g->ids);
+        /* Not zeroed: pages of tokens that are asked for and never reached cost nothing. */
+        g->ids = lsi_alloc(LSI_MEM_OTHER, (size_t)(n + g->config->n_tokens) * sizeof *g->ids);
         status = lsi_check_alloc(g->ids);
     }
     if (status == LS_OK) {

@@ -40,8 +40,11 @@ static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
 /* Largest divisor of n that is at most limit (limit >= 1). */
 static int64_t divisor_at_most(int64_t n, int64_t limit) {
     int64_t best = 1;
-    for (int64_t d = 1; d <= limit && d <= n; d++)
-        if (n % d == 0) best = d;
+    for (int64_t d = 1; d <= n / d; d++) {
+        if (n % d != 0) continue;
+        if (d <= limit && d > best) best = d;
+        if (n / d <= limit && n / d > best) best = n / d;
+    }
     return best;
 }
 
@@ -62,32 +65,63 @@ static int64_t nearest_multiple(int64_t value, int64_t unit, bool above) {
     return below > 0 ? below : unit;
 }
 
-static ls_status refuse_batch(const lsi_train_config *c, int64_t micro, int64_t unit) {
+/* Micro-batches of `micro` sequences that a batch is a multiple of. A reproducible deal may be
+ * unequal; otherwise equal shares are what "average" means here. */
+static int64_t batch_unit(const lsi_train_config *c, int64_t micro) {
+    return c->reproducible ? micro : micro * c->workers;
+}
+
+/* Whether this many workers can share the batch in micro-batches of `micro`. */
+static bool can_share(const lsi_train_config *c, int64_t micro, int64_t workers) {
+    int64_t n_micro = c->batch_size / micro;
+    return c->batch_size % micro == 0 && n_micro >= workers &&
+           (c->reproducible || n_micro % workers == 0);
+}
+
+/* The most workers, up to those asked for, that can. */
+static int64_t workers_that_can(const lsi_train_config *c, int64_t micro) {
+    int64_t workers = c->workers;
+    while (workers > 1 && !can_share(c, micro, workers)) workers--;
+    return workers;
+}
+
+/* Too few micro-batches: fewer workers, smaller micro-batches or a larger batch. */
+static ls_status refuse_workers(const lsi_train_config *c, int64_t micro) {
+    char smaller[64] = "";
+    int64_t size = c->workers <= c->batch_size
+                       ? divisor_at_most(c->batch_size, c->batch_size / c->workers) : 0;
+    if (size > 0 && can_share(c, size, c->workers))
+        snprintf(smaller, sizeof smaller, "--micro-batch-size %" PRId64 ", or ", size);
+    return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
+                    " micro-batches of a step (--batch-size %" PRId64 " / --micro-batch-size %" PRId64
+                    "); would work: %s--workers %" PRId64 " with --micro-batch-size %" PRId64
+                    ", or --batch-size %" PRId64 " with --micro-batch-size %" PRId64, c->workers,
+                    c->batch_size / micro, c->batch_size, micro, smaller,
+                    workers_that_can(c, micro), micro, micro * c->workers, micro);
+}
+
+/* No equal shares: the nearest batch sizes that have them, or fewer workers. */
+static ls_status refuse_batch(const lsi_train_config *c, int64_t micro) {
+    int64_t unit = batch_unit(c, micro), least = micro * c->workers;
     int64_t below = nearest_multiple(c->batch_size, unit, false);
     int64_t above = nearest_multiple(c->batch_size, unit, true);
     char sizes[64];
-    if (below == above) snprintf(sizes, sizeof sizes, "%" PRId64, above);
+    if (below < least) below = least;
+    if (above <= below) snprintf(sizes, sizeof sizes, "%" PRId64, below);
     else snprintf(sizes, sizeof sizes, "%" PRId64 " or %" PRId64, below, above);
-    int64_t workers = divisor_at_most(c->batch_size, c->workers);
+    int64_t smaller = divisor_at_most(c->batch_size, micro);
     return lsi_fail(LS_ERR_ARGUMENT, "--batch-size %" PRId64 " is not a multiple of %" PRId64
                     " (--workers %" PRId64 ", --micro-batch-size %" PRId64 "); would work: "
                     "--batch-size %s, or --workers %" PRId64 " with --micro-batch-size %" PRId64,
-                    c->batch_size, unit, c->workers, micro, sizes, workers,
-                    divisor_at_most(c->batch_size / workers, micro));
+                    c->batch_size, unit, c->workers, micro, sizes, workers_that_can(c, smaller),
+                    smaller);
 }
 
 static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {
     int64_t micro = c->micro_batch_size ? c->micro_batch_size : choose_micro_batch_size(c);
     int64_t n_micro = c->batch_size / micro;
-    if (c->batch_size % micro == 0 && n_micro < c->workers)
-        return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
-                        " micro-batches of a step (--batch-size %" PRId64
-                        " / --micro-batch-size %" PRId64 "); would work: --workers %" PRId64
-                        " or fewer, or --batch-size %" PRId64, c->workers, n_micro, c->batch_size,
-                        micro, n_micro, micro * c->workers);
-    /* A reproducible deal may be unequal; otherwise equal shares are what "average" means here. */
-    int64_t unit = c->reproducible ? micro : micro * c->workers;
-    if (c->batch_size % unit != 0) return refuse_batch(c, micro, unit);
+    if (c->batch_size % micro == 0 && n_micro < c->workers) return refuse_workers(c, micro);
+    if (c->batch_size % batch_unit(c, micro) != 0) return refuse_batch(c, micro);
     plan->micro_batch_size = micro;
     plan->n_micro_batches = n_micro;
     return lsi_deal_micro_batches(&plan->deal, n_micro, (int)c->workers, c->reproducible);
@@ -95,33 +129,50 @@ static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {
 
 /* ---- steps ---- */
 
+/* A batch needs more sequences than there are. */
+static ls_status refuse_text(const lsi_train_config *c, const lsi_run_plan *plan) {
+    int64_t n = plan->n_samples[LSI_SPLIT_TRAIN];
+    int64_t largest = n / batch_unit(c, plan->micro_batch_size) * batch_unit(c, plan->micro_batch_size);
+    char smaller[64] = "";
+    if (largest >= plan->micro_batch_size * c->workers)
+        snprintf(smaller, sizeof smaller, "--batch-size %" PRId64 " with --micro-batch-size %" PRId64
+                 ", or ", largest, plan->micro_batch_size);
+    return lsi_fail(LS_ERR_ARGUMENT, "%s: %" PRId64 " training sequences of --seq-len %" PRId64
+                    " do not fill one --batch-size %" PRId64 "; would work: %s--tail pad; also a "
+                    "smaller batch, a shorter --seq-len or more text", c->data, n, c->seq_len,
+                    c->batch_size, smaller);
+}
+
 static ls_status plan_steps(const lsi_train_config *c, lsi_run_plan *plan) {
     int64_t n = plan->n_samples[LSI_SPLIT_TRAIN];
     plan->tail = strcmp(c->tail, "pad") == 0 ? LS_TAIL_PAD : LS_TAIL_DROP;
     plan->steps_per_epoch =
         plan->tail == LS_TAIL_PAD ? (n + c->batch_size - 1) / c->batch_size : n / c->batch_size;
-    if (plan->steps_per_epoch == 0)
-        return lsi_fail(LS_ERR_ARGUMENT, "%s: %" PRId64 " training sequences of %" PRId64
-                        " tokens do not fill one --batch-size %" PRId64 "; would work: a batch "
-                        "size of at most %" PRId64 ", a shorter --seq-len, --tail pad, or more "
-                        "text", c->data, n, c->seq_len, c->batch_size, n);
+    if (plan->steps_per_epoch == 0) return refuse_text(c, plan);
     if (c->steps > 0 && c->epochs > 0)
         return lsi_fail(LS_ERR_ARGUMENT, "--steps %" PRId64 " and --epochs %" PRId64
                         " exclude each other; give one (an epoch is %" PRId64 " steps here)",
                         c->steps, c->epochs, plan->steps_per_epoch);
-    plan->total_steps =
-        c->steps > 0 ? c->steps : (c->epochs > 0 ? c->epochs : 1) * plan->steps_per_epoch;
+    plan->total_steps = c->steps;
+    if (c->steps == 0 && __builtin_mul_overflow(c->epochs > 0 ? c->epochs : 1,
+                                                plan->steps_per_epoch, &plan->total_steps))
+        return lsi_fail(LS_ERR_ARGUMENT, "--epochs %" PRId64 " of %" PRId64 " steps are more steps "
+                        "than can be counted", c->epochs, plan->steps_per_epoch);
     plan->warmup_steps = c->warmup_steps >= 0 ? c->warmup_steps : plan->total_steps / 20;
     return LS_OK;
 }
 
-static void plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
+static ls_status plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
     static const char *const names[] = {
         [LS_SCHEDULE_COSINE] = "cosine", [LS_SCHEDULE_LINEAR] = "linear",
         [LS_SCHEDULE_CONSTANT] = "constant"};
     for (int i = 0; i < 3; i++)
         if (strcmp(c->schedule, names[i]) == 0) plan->schedule = i;
+    if (c->min_lr < 0 && c->min_lr != -1)
+        return lsi_fail(LS_ERR_ARGUMENT, "--min-lr %g: expected a number from 0, or -1 for a tenth of "
+                        "--lr", c->min_lr);
     plan->min_lr = c->min_lr >= 0 ? c->min_lr : c->lr / 10;
+    return LS_OK;
 }
 
 static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
@@ -156,7 +207,7 @@ ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
     LSI_TRY(plan_model(config, vocab, plan));
     LSI_TRY(plan_batch(config, plan));
     LSI_TRY(plan_steps(config, plan));
-    plan_schedule(config, plan);
+    LSI_TRY(plan_schedule(config, plan));
     plan_threads(config, plan);
     return LS_OK;
 }

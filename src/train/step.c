@@ -144,9 +144,24 @@ static ls_status update_weights(lsi_worker *w, int64_t step, double *lr, double 
 
 /* ---- the step ---- */
 
-static void record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_stats *before,
-                        int64_t begin_ns) {
+static ls_status grow_lists(lsi_worker *w) {
+    enum { FIRST_PLACES = 1024 };
+    if (w->n_done < w->n_places) return LS_OK;
+    int64_t n_places = w->n_places > 0 ? 2 * w->n_places : FIRST_PLACES;
+    double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms};
+    for (int i = 0; i < 4; i++) {
+        double *longer = lsi_realloc(LSI_MEM_OTHER, *lists[i], (size_t)n_places * sizeof **lists[i]);
+        LSI_TRY(lsi_check_alloc(longer));
+        *lists[i] = longer;
+    }
+    w->n_places = n_places;
+    return LS_OK;
+}
+
+static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_stats *before,
+                             int64_t begin_ns) {
     lsi_group_stats after;
+    LSI_TRY(grow_lists(w));
     lsi_group_get_stats(w->group, &after);
     record->step_ms = (double)(lsi_now_ns() - begin_ns) / 1e6;
     record->comm_ms = (double)(after.flight_ns - before->flight_ns) / 1e6;
@@ -161,9 +176,10 @@ static void record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_
     w->comm_ms[w->n_done] = record->comm_ms;
     w->exposed_ms[w->n_done] = record->comm_exposed_ms;
     w->n_done++;
-    if (w->rank != 0) return;
+    if (w->rank != 0) return LS_OK;
     lsi_metrics_step(w->metrics, record);
     lsi_progress_step(w->progress, record);
+    return LS_OK;
 }
 
 ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
@@ -176,6 +192,5 @@ ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
     LSI_TRY(compute_gradients(w, step, w->reported + w->rank * (w->plan->deal.largest + 1)));
     LSI_TRY(agree_on_step(w, step, &record.loss));
     LSI_TRY(update_weights(w, step, &record.lr, &record.grad_norm));
-    record_step(w, &record, &before, begin_ns);
-    return LS_OK;
+    return record_step(w, &record, &before, begin_ns);
 }

@@ -10,14 +10,15 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "checkpoint/model_folder.h"
+#include "optim/threads.h"
 #include "tensor/gemm.h"
 
 /* ---- set-up ---- */
 
 static ls_status set_up_group(lsi_worker *w) {
-    /* What the process holds before it works: program, libraries, the launcher's leftovers. */
-    lsi_mem_note(LSI_MEM_OTHER, lsi_mem_rss_bytes());
+    lsi_mem_reset_peaks(); /* the launcher's are not this worker's */
     lsi_compute_set_threads(w->plan->n_threads);
+    lsi_optim_set_threads(w->plan->n_threads);
     LSI_TRY(lsi_group_attach(w->region, w->rank, &w->group));
     ls_group_set_timeout(w->group, w->config->timeout_ms);
     lsi_group_set_order(w->group, &w->plan->deal.order);
@@ -62,14 +63,8 @@ static ls_status set_up_tape(lsi_worker *w) {
 }
 
 static ls_status set_up_records(lsi_worker *w) {
-    size_t n_steps = (size_t)w->plan->total_steps;
     size_t n_reported = (size_t)w->n_ranks * (size_t)(w->plan->deal.largest + 1);
     w->reported = lsi_calloc(LSI_MEM_OTHER, n_reported, sizeof *w->reported);
-    double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms};
-    for (int i = 0; i < 4; i++) {
-        *lists[i] = lsi_calloc(LSI_MEM_OTHER, n_steps, sizeof(double));
-        LSI_TRY(lsi_check_alloc(*lists[i]));
-    }
     LSI_TRY(lsi_check_alloc(w->reported));
     w->last_val_step = -1;
     if (w->config->trace) LSI_TRY(lsi_trace_start());
@@ -144,8 +139,7 @@ static ls_status save(lsi_worker *w) {
     if (w->rank != 0) return LS_OK;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", w->config->out);
-    return lsi_context(lsi_model_save(w->model, w->config->tokenizer, folder),
-                       "saving the model");
+    return lsi_model_save(w->model, w->config->tokenizer, folder);
 }
 
 /* Ranks write one after the other into one file: rank 0 opens it, the last one closes the list. */
@@ -176,6 +170,9 @@ static ls_status close_metrics(lsi_worker *w) {
 static ls_status finish(lsi_worker *w) {
     char sha256[LSI_SHA256_TEXT_BYTES];
     LSI_TRY(lsi_worker_agree_weights(w, sha256));
+    /* From here the others wait for rank 0's disk, which may take its time; a death is still
+     * noticed by the launcher. */
+    ls_group_set_timeout(w->group, -1);
     LSI_TRY(save(w));
     LSI_TRY(write_trace(w));
     LSI_TRY(close_metrics(w));

@@ -35,9 +35,10 @@ typedef struct lsi_worker {
     int32_t *inputs, *targets; /* one micro-batch */
 
     float *reported;  /* gather of losses: n_ranks * (largest share + 1), see step.c */
-    double *losses;   /* per step, nats per token; rank 0 */
+    double *losses;   /* per step, nats per token */
     double *step_ms, *comm_ms, *exposed_ms;
     int64_t n_done;   /* steps */
+    int64_t n_places; /* of the lists per step, which grow: a run may be stopped long before its end */
     int stop_signal;  /* agreed by all ranks */
     double last_val_loss;
     int64_t last_val_step; /* -1: never validated */

@@ -45,7 +45,8 @@ static void first_gap_that_fits_is_taken(void **state) {
 /* Whatever the order of release, three neighbours become one gap. */
 static void neighbours_merge(void **state) {
     (void)state;
-    static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                    {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     for (size_t o = 0; o < 6; o++) {
         lsi_arena *arena = open_arena(1 << 20);
         void *block[4];

@@ -1,7 +1,7 @@
 /* Every op against its plain twin, and the twins against finite differences.
  *
- * `kinds` has one row per op (how to call it and its twin), `cases` one row per shape. A new op gets
- * a row in the first and some in the second table and is then held to all of this:
+ * `kinds` has one row per op (how to call it and its twin), `cases` one row per shape. A new op
+ * gets a row in the first and some in the second table and is then held to all of this:
  *   - values and gradients equal the twin's within the bound of its row;
  *   - a parameter's gradient is overwritten, or added to when asked;
  *   - bits do not depend on the number of threads;
@@ -96,7 +96,9 @@ static void embedding_shapes(const op_case *c, shape in[N_INPUTS]) {
     in[0] = (shape){2, {c->n, c->c}};
     in[1] = (shape){2, {c->t + 2, c->c}};
 }
-static int64_t embedding_outputs(const op_case *c) { return c->b * c->t * c->c; }
+static int64_t embedding_outputs(const op_case *c) {
+    return c->b * c->t * c->c;
+}
 static lsi_tensor *embedding_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
     int32_t *ids = make_ids(c->b * c->t, c->n);
     lsi_tensor *y = lsi_op_embedding(tape, ids, c->b, c->t, in[0], in[1]);
@@ -134,7 +136,9 @@ static void layer_norm_shapes(const op_case *c, shape in[N_INPUTS]) {
     in[0] = (shape){2, {c->b, c->c}};
     in[1] = in[2] = (shape){1, {c->c}};
 }
-static int64_t rows_outputs(const op_case *c) { return c->b * c->c; }
+static int64_t rows_outputs(const op_case *c) {
+    return c->b * c->c;
+}
 static lsi_tensor *layer_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
     (void)c;
     return lsi_op_layer_norm(tape, in[0], in[1], in[2], 1e-5f);
@@ -154,7 +158,9 @@ static void linear_shapes(const op_case *c, shape in[N_INPUTS]) {
     in[1] = (shape){2, {c->c, c->n}};
     in[2] = (shape){1, {c->n}};
 }
-static int64_t linear_outputs(const op_case *c) { return c->b * c->t * c->n; }
+static int64_t linear_outputs(const op_case *c) {
+    return c->b * c->t * c->n;
+}
 static lsi_tensor *linear_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
     return lsi_op_linear(tape, in[0], in[1], c->kind->n_inputs == 3 ? in[2] : NULL);
 }
@@ -188,7 +194,9 @@ static void transposed_backward(const op_case *c, double **in, const double *dy,
 static void attention_shapes(const op_case *c, shape in[N_INPUTS]) {
     in[0] = (shape){3, {c->b, c->t, 3 * c->c}};
 }
-static int64_t attention_outputs(const op_case *c) { return c->b * c->t * c->c; }
+static int64_t attention_outputs(const op_case *c) {
+    return c->b * c->t * c->c;
+}
 static lsi_tensor *attention_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
     return lsi_op_attention(tape, in[0], (int)c->n, c->p);
 }
@@ -266,15 +274,15 @@ static void entropy_backward(const op_case *c, double **in, const double *dy, do
 /* ---- tables ---- */
 
 #define KIND(name, n_inputs, bound, shapes, outputs)                                               \
-    static const op_kind name##_kind = {#name,   n_inputs, bound,          shapes##_shapes,        \
+    static const op_kind name##_kind = {#name,   n_inputs,   bound,          shapes##_shapes,      \
                                         outputs, name##_run, name##_forward, name##_backward}
 KIND(embedding, 2, 1e-6, embedding, embedding_outputs);
 KIND(tokens, 1, 1e-6, embedding, embedding_outputs);
 KIND(layer_norm, 3, 2e-5, layer_norm, rows_outputs);
 KIND(linear, 3, 2e-6, linear, linear_outputs);
-static const op_kind product_kind = {"linear without bias", 2,          2e-6,
-                                     linear_shapes,         linear_outputs, linear_run,
-                                     linear_forward,        linear_backward};
+static const op_kind product_kind = {
+    "linear without bias", 2,          2e-6,           linear_shapes,
+    linear_outputs,        linear_run, linear_forward, linear_backward};
 KIND(transposed, 2, 2e-6, transposed, linear_outputs);
 KIND(attention, 1, 4e-6, attention, attention_outputs);
 KIND(gelu, 1, 1e-6, rows, rows_outputs);

@@ -97,7 +97,9 @@ static int64_t scratch_elems(int64_t n_time, int n_blocks) {
     return lsi_mask_padded(n_time) + n_blocks * QUERY_BLOCK * n_time;
 }
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
 
 /* Scores of queries [begin, end) and keys [0, end), one row of T floats a query. */
 static ls_status compute_scores(const attention *at, const head *hd, int64_t begin, int64_t end) {
@@ -133,9 +135,9 @@ static void forward_block(attention *at, const head *hd, int64_t begin, int64_t 
     for (int64_t i = begin; i < end; i++)
         weigh_row(at, hd, hd->scores + (i - begin) * at->n_time, i, end);
     if (status == LS_OK)
-        status = lsi_gemm(false, false, end - begin, at->head_size, end, 1.0f, hd->scores,
-                          at->n_time, hd->v, 3 * at->channels, 0.0f, hd->y + begin * at->channels,
-                          at->channels);
+        status =
+            lsi_gemm(false, false, end - begin, at->head_size, end, 1.0f, hd->scores, at->n_time,
+                     hd->v, 3 * at->channels, 0.0f, hd->y + begin * at->channels, at->channels);
     if (status != LS_OK) at->failure = (int)status;
     for (int64_t i = begin; i < end; i++) {
         float *y = hd->y + i * at->channels, reciprocal = hd->stats[i].reciprocal;
@@ -194,7 +196,8 @@ static ls_status backward_block(const attention *at, const head *hd, int64_t beg
     for (int64_t i = begin; i < end; i++)
         grad_row(at, hd, hd->scores + (i - begin) * t, hd->grads + (i - begin) * t, i, end);
     LSI_TRY(lsi_gemm(true, false, end, d, n, 1.0f, hd->scores, t, dy, out, keep_keys, hd->dv, in));
-    LSI_TRY(lsi_gemm(true, false, end, d, n, at->scale, hd->grads, t, q, in, keep_keys, hd->dk, in));
+    LSI_TRY(
+        lsi_gemm(true, false, end, d, n, at->scale, hd->grads, t, q, in, keep_keys, hd->dk, in));
     return lsi_gemm(false, false, n, d, end, at->scale, hd->grads, t, hd->k, in, keep,
                     hd->dq + begin * in, in);
 }
@@ -258,9 +261,10 @@ static ls_status check(const lsi_tensor *qkv, int n_heads, float dropout) {
                         "attention: expected queries, keys, values of shape (B,T,3C), found %s",
                         lsi_dims_text(qkv->n_dims, qkv->dims));
     if (n_heads < 1 || qkv->dims[2] / 3 % n_heads != 0)
-        return lsi_fail(LS_ERR_ARGUMENT,
-                        "attention: expected a number of heads that divides %lld channels, found %d",
-                        (long long)qkv->dims[2] / 3, n_heads);
+        return lsi_fail(
+            LS_ERR_ARGUMENT,
+            "attention: expected a number of heads that divides %lld channels, found %d",
+            (long long)qkv->dims[2] / 3, n_heads);
     if (!(dropout >= 0.0f && dropout < 1.0f))
         return lsi_fail(LS_ERR_ARGUMENT,
                         "attention: expected a dropout probability in [0, 1), found %g",

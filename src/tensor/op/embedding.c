@@ -80,8 +80,7 @@ static ls_status embedding_backward(lsi_tape *tape, lsi_node *node) {
     look.grad = lsi_grad(tape, position_table, &look.first);
     if (look.grad) {
         size_t unused_rows = (size_t)(position_table->dims[0] - look.n_time);
-        if (look.first)
-            memset(look.grad + look.n_time * look.columns, 0, unused_rows * row_bytes);
+        if (look.first) memset(look.grad + look.n_time * look.columns, 0, unused_rows * row_bytes);
         lsi_for_ranges(look.n_time, lsi_grain(look.n_batch * look.columns), position_range, &look);
     }
     look.grad = lsi_grad(tape, token_table, &look.first);
@@ -120,8 +119,7 @@ static ls_status check_tables(const lsi_tensor *token, const lsi_tensor *positio
     if (position->n_dims != 2 || position->dims[1] != token->dims[1])
         return lsi_fail(LS_ERR_ARGUMENT,
                         "embedding: expected a position table (Tmax,%lld), found %s",
-                        (long long)token->dims[1],
-                        lsi_dims_text(position->n_dims, position->dims));
+                        (long long)token->dims[1], lsi_dims_text(position->n_dims, position->dims));
     if (position->dims[0] < n_time)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "embedding: expected at most %lld positions (rows of the position table), "

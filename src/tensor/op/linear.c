@@ -77,8 +77,7 @@ static lsi_tensor *new_output(lsi_tape *tape, const lsi_tensor *x, int64_t n) {
 }
 
 static uint32_t what_backward_reads(const lsi_tensor *x, const lsi_tensor *weight) {
-    return (weight->needs_grad ? LSI_READS_INPUT(0) : 0) |
-           (x->needs_grad ? LSI_READS_INPUT(1) : 0);
+    return (weight->needs_grad ? LSI_READS_INPUT(0) : 0) | (x->needs_grad ? LSI_READS_INPUT(1) : 0);
 }
 
 lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {

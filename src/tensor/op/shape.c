@@ -11,14 +11,14 @@ bool lsi_op_begin(lsi_tape *tape, const char *name, int n_inputs, lsi_tensor *co
     if (tape->status != LS_OK) return false;
     for (int i = 0; i < n_inputs; i++) {
         if (!inputs[i]) {
-            (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT, "%s: input %d: expected a tensor, found NULL",
-                                name, i);
+            (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT,
+                                "%s: input %d: expected a tensor, found NULL", name, i);
             return false;
         }
         if (!inputs[i]->data) {
-            (void)lsi_tape_fail(tape, LS_ERR_STATE,
-                                "%s: input %d has no data: it was dropped, or used by cross_entropy",
-                                name, i);
+            (void)lsi_tape_fail(
+                tape, LS_ERR_STATE,
+                "%s: input %d has no data: it was dropped, or used by cross_entropy", name, i);
             return false;
         }
     }

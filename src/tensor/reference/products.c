@@ -115,8 +115,7 @@ static void attention_row_backward(const lsi_ref_heads *heads, const double *qkv
     int64_t size = heads->channels / heads->n_heads;
     double mean = 0.0; /* of the probabilities' gradients, under the probabilities */
     for (int64_t j = 0; j <= i; j++)
-        mean += probability(heads, qkv, b, h, i, j) *
-                probability_grad(heads, qkv, dy, b, h, i, j);
+        mean += probability(heads, qkv, b, h, i, j) * probability_grad(heads, qkv, dy, b, h, i, j);
     for (int64_t j = 0; j <= i; j++) {
         double p = probability(heads, qkv, b, h, i, j);
         double ds = p * (probability_grad(heads, qkv, dy, b, h, i, j) - mean);

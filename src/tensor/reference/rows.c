@@ -18,8 +18,8 @@ void lsi_ref_embedding(const lsi_ref_lookup *look, const double *token, const do
         for (int64_t t = 0; t < look->n_time; t++) {
             int64_t place = b * look->n_time + t;
             for (int64_t c = 0; c < n; c++)
-                y[place * n + c] = token[look->ids[place] * n + c] +
-                                   (position ? position[t * n + c] : 0.0);
+                y[place * n + c] =
+                    token[look->ids[place] * n + c] + (position ? position[t * n + c] : 0.0);
         }
     }
 }
