@@ -18,7 +18,7 @@ typedef struct run_config {
 
 const lsi_opt run_program_options[] = {
     {"workers", 0, LSI_OPT_INT, offsetof(run_config, workers), "processes", "2", 1, LSI_MAX_RANKS,
-     NULL, "Work", "Processes to start"},
+     NULL, "Work", "Processes to start."},
     {0},
 };
 

@@ -17,17 +17,17 @@
 
 const lsi_opt lsi_generate_options[] = {
     {"model", 'm', LSI_OPT_TEXT, AT(model), "FOLDER", NULL, 0, 0, NULL, "Input",
-     "Model folder (config.json and model.safetensors), for example lockstep-run/model"},
-    {"prompt", 'p', LSI_OPT_TEXT, AT(prompt), "TEXT", "\n", 0, 0, NULL, "Input", "Text to continue"},
+     "Model folder (config.json and model.safetensors), for example lockstep-run/model."},
+    {"prompt", 'p', LSI_OPT_TEXT, AT(prompt), "TEXT", "\n", 0, 0, NULL, "Input", "Text to continue."},
     {"tokens", 'n', LSI_OPT_INT, AT(n_tokens), "tokens", "200", 0, 1e9, NULL, "Sampling",
-     "Tokens to add"},
+     "Tokens to add."},
     {"temperature", 't', LSI_OPT_FLOAT, AT(temperature), NULL, "0.8", 0, 100, NULL, "Sampling",
-     "Below 1 likelier tokens, above 1 more surprising ones, 0 always the likeliest"},
+     "Below 1 likelier tokens, above 1 more surprising ones, 0 always the likeliest."},
     {"top-k", 'k', LSI_OPT_INT, AT(top_k), "tokens", "0", 0, 1e9, NULL, "Sampling",
-     "Draw from the k likeliest tokens only (0: from all)"},
-    {"seed", 's', LSI_OPT_INT, AT(seed), NULL, "1", 0, 9e15, NULL, "Sampling", "Seed of the draws"},
+     "Draw from the k likeliest tokens only (0: from all)."},
+    {"seed", 's', LSI_OPT_INT, AT(seed), NULL, "1", 0, 9e15, NULL, "Sampling", "Seed of the draws."},
     {"threads", 0, LSI_OPT_INT, AT(threads), "threads", "0", 0, 4096, NULL, "Work",
-     "Threads (0: as many as processors)"},
+     "Threads (0: as many as processors)."},
     {0},
 };
 

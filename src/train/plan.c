@@ -85,36 +85,49 @@ static int64_t workers_that_can(const lsi_train_config *c, int64_t micro) {
     return workers;
 }
 
-/* Too few micro-batches: fewer workers, smaller micro-batches or a larger batch. */
-static ls_status refuse_workers(const lsi_train_config *c, int64_t micro) {
-    char smaller[64] = "";
-    int64_t size = c->workers <= c->batch_size
-                       ? divisor_at_most(c->batch_size, c->batch_size / c->workers) : 0;
-    if (size > 0 && can_share(c, size, c->workers))
-        snprintf(smaller, sizeof smaller, "--micro-batch-size %" PRId64 ", or ", size);
-    return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
-                    " micro-batches of a step (--batch-size %" PRId64 " / --micro-batch-size %" PRId64
-                    "); would work: %s--workers %" PRId64 " with --micro-batch-size %" PRId64
-                    ", or --batch-size %" PRId64 " with --micro-batch-size %" PRId64, c->workers,
-                    c->batch_size / micro, c->batch_size, micro, smaller,
-                    workers_that_can(c, micro), micro, micro * c->workers, micro);
+/* Words for a way to share the batch in micro-batches of at most `micro`: with all workers if there
+ * is one, else with as many as can. */
+static const char *offer_shares(const lsi_train_config *c, int64_t micro, char *text, size_t size) {
+    int64_t share = c->batch_size / c->workers; /* 0: fewer sequences than workers */
+    int64_t limit = micro < share ? micro : share;
+    int64_t whole = c->reproducible ? c->batch_size : share;
+    int64_t smaller = limit > 0 ? divisor_at_most(whole, limit) : 0;
+    if (smaller > 0 && can_share(c, smaller, c->workers)) {
+        snprintf(text, size, "--micro-batch-size %" PRId64, smaller);
+        return text;
+    }
+    smaller = divisor_at_most(c->batch_size, micro);
+    snprintf(text, size, "--workers %" PRId64 " with --micro-batch-size %" PRId64,
+             workers_that_can(c, smaller), smaller);
+    return text;
 }
 
-/* No equal shares: the nearest batch sizes that have them, or fewer workers. */
+/* Too few micro-batches: smaller ones, or fewer workers, or a larger batch. */
+static ls_status refuse_workers(const lsi_train_config *c, int64_t micro) {
+    char shares[96], chosen[64] = "";
+    /* A reproducible choice would be another one for the larger batch. */
+    if (c->micro_batch_size == 0 && c->reproducible)
+        snprintf(chosen, sizeof chosen, " with --micro-batch-size %" PRId64, micro);
+    return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
+                    " micro-batches of a step (--batch-size %" PRId64 " / --micro-batch-size %" PRId64
+                    "); would work: %s, or --batch-size %" PRId64 "%s", c->workers,
+                    c->batch_size / micro, c->batch_size, micro,
+                    offer_shares(c, micro, shares, sizeof shares), micro * c->workers, chosen);
+}
+
+/* No whole or equal shares: the nearest batch sizes that have them, or other shares. */
 static ls_status refuse_batch(const lsi_train_config *c, int64_t micro) {
     int64_t unit = batch_unit(c, micro), least = micro * c->workers;
     int64_t below = nearest_multiple(c->batch_size, unit, false);
     int64_t above = nearest_multiple(c->batch_size, unit, true);
-    char sizes[64];
+    char sizes[64], shares[96];
     if (below < least) below = least;
     if (above <= below) snprintf(sizes, sizeof sizes, "%" PRId64, below);
     else snprintf(sizes, sizeof sizes, "%" PRId64 " or %" PRId64, below, above);
-    int64_t smaller = divisor_at_most(c->batch_size, micro);
     return lsi_fail(LS_ERR_ARGUMENT, "--batch-size %" PRId64 " is not a multiple of %" PRId64
                     " (--workers %" PRId64 ", --micro-batch-size %" PRId64 "); would work: "
-                    "--batch-size %s, or --workers %" PRId64 " with --micro-batch-size %" PRId64,
-                    c->batch_size, unit, c->workers, micro, sizes, workers_that_can(c, smaller),
-                    smaller);
+                    "--batch-size %s, or %s", c->batch_size, unit, c->workers, micro, sizes,
+                    offer_shares(c, micro, shares, sizeof shares));
 }
 
 static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {

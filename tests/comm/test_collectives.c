@@ -349,6 +349,102 @@ static void bad_arguments_leave_the_group_usable(void **state) {
     assert_ok(run_ranks(RANKS_AS_PROCESSES, 1, bad_arguments_are_answered, NULL));
 }
 
+/* Where input and output of one call may lie: apart or in place, nothing between. Rank 1 of 2. */
+typedef struct placement {
+    const char *name;
+    lsi_call_kind kind;
+    int input, output; /* in elements; all rows have count 8 */
+    ls_status expected;
+} placement;
+
+static const placement placements[] = {
+    {"all-reduce apart", LSI_CALL_ALL_REDUCE, 0, 8, LS_OK},
+    {"all-reduce in place", LSI_CALL_ALL_REDUCE, 4, 4, LS_OK},
+    {"all-reduce shifted up", LSI_CALL_ALL_REDUCE, 0, 1, LS_ERR_ARGUMENT},
+    {"all-reduce shifted down", LSI_CALL_ALL_REDUCE, 7, 0, LS_ERR_ARGUMENT},
+    {"reduce-scatter apart", LSI_CALL_REDUCE_SCATTER, 0, 16, LS_OK},
+    {"reduce-scatter in place", LSI_CALL_REDUCE_SCATTER, 0, 8, LS_OK},
+    {"reduce-scatter into another's part", LSI_CALL_REDUCE_SCATTER, 0, 0, LS_ERR_ARGUMENT},
+    {"reduce-scatter into the border", LSI_CALL_REDUCE_SCATTER, 0, 15, LS_ERR_ARGUMENT},
+    {"all-gather apart", LSI_CALL_ALL_GATHER, 16, 0, LS_OK},
+    {"all-gather in place", LSI_CALL_ALL_GATHER, 8, 0, LS_OK},
+    {"all-gather from another's part", LSI_CALL_ALL_GATHER, 0, 0, LS_ERR_ARGUMENT},
+    {"all-gather from the border", LSI_CALL_ALL_GATHER, 12, 0, LS_ERR_ARGUMENT},
+};
+
+static ls_status call_placed(ls_group *group, const placement *p, float *input, float *output) {
+    switch (p->kind) {
+    case LSI_CALL_ALL_REDUCE:
+        return ls_all_reduce(group, input, output, 8, LS_DTYPE_F32, LS_OP_SUM, 1, NULL);
+    case LSI_CALL_REDUCE_SCATTER:
+        return ls_reduce_scatter(group, input, output, 8, LS_DTYPE_F32, LS_OP_SUM, 1, NULL);
+    default: return ls_all_gather(group, input, output, 8, LS_DTYPE_F32, NULL);
+    }
+}
+
+/* Rank 0 stays apart and joins only the calls that rank 1 may make. */
+static ls_status every_placement(ls_group *group, void *context) {
+    (void)context;
+    float memory[64] = {0};
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
+        placement p = placements[i];
+        if (ls_group_rank(group) == 0) {
+            if (p.expected == LS_OK) LSI_TRY(call_placed(group, &p, memory, memory + 32));
+            continue;
+        }
+        ls_status found = call_placed(group, &p, memory + p.input, memory + p.output);
+        RANK_CHECK(found == p.expected, "%s: expected %s, found %s", p.name,
+                   ls_status_name(p.expected), ls_status_name(found));
+        float *odd = (float *)(void *)((char *)memory + 2);
+        RANK_CHECK(call_placed(group, &p, odd, memory + 32) == LS_ERR_ARGUMENT &&
+                       call_placed(group, &p, memory + 32, odd) == LS_ERR_ARGUMENT,
+                   "%s: a buffer off the boundary of its elements was accepted", p.name);
+    }
+    return ls_barrier(group, NULL);
+}
+
+static void buffers_that_overlap_in_part_are_refused(void **state) {
+    (void)state;
+    assert_ok(run_ranks(RANKS_AS_PROCESSES, 2, every_placement, NULL));
+}
+
+/* Nothing to move: no pointer is looked at, wherever the other ranks' are. */
+static ls_status calls_of_nothing(ls_group *group, void *context) {
+    (void)context;
+    void *shared = NULL;
+    LSI_TRY(ls_group_alloc_shared(group, 64, &shared));
+    void *some = ls_group_rank(group) == 1 ? NULL : shared;
+    LSI_TRY(ls_all_reduce(group, shared, NULL, 0, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    LSI_TRY(ls_all_reduce(group, NULL, some, 0, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    LSI_TRY(ls_reduce_scatter(group, shared, NULL, 0, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    LSI_TRY(ls_reduce_scatter(group, some, NULL, 0, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    LSI_TRY(ls_all_gather(group, shared, NULL, 0, LS_DTYPE_F32, NULL));
+    LSI_TRY(ls_all_gather(group, NULL, some, 0, LS_DTYPE_F32, NULL));
+    return ls_broadcast(group, some, 0, LS_DTYPE_F32, 0, NULL);
+}
+
+static void counts_of_zero_take_any_pointer(void **state) {
+    (void)state;
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        for (const int *n = rank_counts; *n; n++)
+            assert_ok(run_ranks((rank_mode)mode, *n, calls_of_nothing, NULL));
+}
+
+/* As many ranks as there can be, on however few processors. */
+static ls_status all_ranks_meet(ls_group *group, void *context) {
+    (void)context;
+    shape s = {BUFFER_MIXED, true, 1000};
+    LSI_TRY(barrier_returns(group, NULL));
+    LSI_TRY(all_reduce_gives_scaled_sum(group, &s));
+    LSI_TRY(reduce_scatter_gives_own_part(group, &s));
+    return all_gather_gives_all_parts(group, &s);
+}
+
+static void the_most_ranks_possible_work(void **state) {
+    (void)state;
+    assert_ok(run_ranks(RANKS_AS_PROCESSES, LSI_MAX_RANKS, all_ranks_meet, NULL));
+}
+
 static ls_status freed_memory_comes_back_zeroed(ls_group *group, void *context) {
     (void)context;
     const size_t bytes = 1 << 20;
@@ -380,6 +476,9 @@ int main(void) {
         cmocka_unit_test(slots_are_used_again),
         cmocka_unit_test(works_guard_their_buffers),
         cmocka_unit_test(bad_arguments_leave_the_group_usable),
+        cmocka_unit_test(buffers_that_overlap_in_part_are_refused),
+        cmocka_unit_test(counts_of_zero_take_any_pointer),
+        cmocka_unit_test(the_most_ranks_possible_work),
         cmocka_unit_test(shared_heap_reuses_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

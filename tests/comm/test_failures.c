@@ -19,6 +19,11 @@ static void expect(const rank_result *results, int rank, int status, const char 
                  results[rank].status, results[rank].message);
 }
 
+static void expect_without(const rank_result *results, int rank, const char *text) {
+    if (strstr(results[rank].message, text))
+        fail_msg("rank %d: expected no '%s', found '%s'", rank, text, results[rank].message);
+}
+
 /* ---- calls that differ ---- */
 
 typedef struct mismatch {
@@ -193,6 +198,66 @@ static void ranks_that_left_are_named_at_once(void **state) {
     expect(results, 2, a.expected, "it has left the group");
 }
 
+/* Rank 1 posts and destroys its group; the others join only then. */
+static ls_status rank_1_leaves_in_flight(ls_group *group, void *context) {
+    (void)context;
+    float value = 1;
+    ls_work *work = NULL;
+    if (ls_group_rank(group) != 1)
+        while (!group->ranks[1].left) lsi_sleep_ms(1);
+    LSI_TRY(ls_all_reduce(group, &value, &value, 1, LS_DTYPE_F32, LS_OP_SUM, 1, &work));
+    return ls_group_rank(group) == 1 ? LS_OK : ls_work_wait(work, 60000);
+}
+
+static void ranks_that_left_in_flight_are_named_at_once(void **state) {
+    (void)state;
+    rank_result results[3];
+    run_rank_processes(3, rank_1_leaves_in_flight, NULL, results);
+    assert_int_equal(results[1].status, LS_OK);
+    expect(results, 0, LS_ERR_PEER, "rank 1 did not finish (last call #1, all-reduce, count 1");
+    expect(results, 2, LS_ERR_PEER, "it has left the group");
+    expect_without(results, 0, "rank 0 did");
+    expect_without(results, 0, "rank 2 did");
+}
+
+/* Rank 1 leaves in flight and rank 2 is late: who left is the reason. */
+static ls_status rank_1_leaves_and_rank_2_is_late(ls_group *group, void *context) {
+    _Atomic int *done = context;
+    if (ls_group_rank(group) != 2) {
+        ls_status status = rank_1_leaves_in_flight(group, NULL);
+        if (ls_group_rank(group) == 0) *done = 1;
+        return status;
+    }
+    while (!*done) lsi_sleep_ms(1);
+    return ls_group_status(group);
+}
+
+static void who_left_is_named_before_who_is_late(void **state) {
+    (void)state;
+    _Atomic int done = 0;
+    assert_fails(run_ranks(RANKS_AS_THREADS, 3, rank_1_leaves_and_rank_2_is_late, &done),
+                 LS_ERR_PEER, "rank 1 did not finish (last call #1, all-reduce, count 1");
+    assert_null(strstr(ls_last_message(), "rank 2 did"));
+}
+
+/* The deadline of a rank that was held up itself passes, but by then nobody is missing. */
+static ls_status nobody_is_missing(ls_group *group, void *context) {
+    (void)context;
+    ls_work *work = NULL;
+    LSI_TRY(ls_barrier(group, &work));
+    LSI_TRY(ls_barrier(group, NULL));
+    LSI_TRY(lsi_report_missing(work, LS_ERR_TIMEOUT, 1000));
+    LSI_TRY(ls_group_status(group));
+    return ls_work_wait(work, -1);
+}
+
+static void a_deadline_without_a_culprit_is_no_error(void **state) {
+    (void)state;
+    rank_result results[3];
+    run_rank_processes(3, nobody_is_missing, NULL, results);
+    for (int r = 0; r < 3; r++) expect(results, r, LS_OK, "");
+}
+
 /* A rank killed or stopped without a launcher to notice: the deadline finds it. The stopped one is
  * released by rank 0 afterwards. */
 static ls_status rank_1_is_hit(ls_group *group, void *context) {
@@ -240,7 +305,13 @@ static void a_kill_in_the_middle_ends_all_ranks(void **state) {
         run_rank_processes(4, stream_until_killed, &victim_call, results);
         assert_int_equal(results[1].status, -SIGKILL);
         for (int r = 0; r < 4; r++)
-            if (r != 1) expect(results, r, LS_ERR_TIMEOUT, "rank 1 did not");
+            if (r != 1) {
+                expect(results, r, LS_ERR_TIMEOUT, "rank 1 did not");
+                /* The others could not finish either, but only because of rank 1. */
+                expect_without(results, r, "rank 0 did");
+                expect_without(results, r, "rank 2 did");
+                expect_without(results, r, "rank 3 did");
+            }
     }
 }
 
@@ -274,6 +345,25 @@ static void abort_reaches_every_wait_and_sticks(void **state) {
         expect(results, r, LS_ERR_NUMERIC, "rank 2 aborted the group: loss is nan");
 }
 
+/* Also a wait for a work that is done already, so that no rank goes on alone. */
+static ls_status done_works_end_by_abort(ls_group *group, void *context) {
+    (void)context;
+    ls_work *work = NULL;
+    LSI_TRY(ls_barrier(group, &work));
+    int done = 0;
+    while (!done) LSI_TRY(ls_work_test(work, &done));
+    ls_group_abort(group, LS_ERR_NUMERIC, "loss is nan");
+    RANK_CHECK(ls_work_test(work, &done) == LS_ERR_NUMERIC, "test does not return the error");
+    return ls_work_wait(work, -1);
+}
+
+static void abort_reaches_works_that_are_done(void **state) {
+    (void)state;
+    rank_result result;
+    run_rank_processes(1, done_works_end_by_abort, NULL, &result);
+    expect(&result, 0, LS_ERR_NUMERIC, "loss is nan");
+}
+
 static ls_status two_abort_at_once(ls_group *group, void *context) {
     (void)context;
     LSI_TRY(ls_barrier(group, NULL));
@@ -296,9 +386,13 @@ int main(void) {
         cmocka_unit_test(different_orders_are_an_error),
         cmocka_unit_test(late_ranks_are_named_at_the_deadline),
         cmocka_unit_test(ranks_that_left_are_named_at_once),
+        cmocka_unit_test(ranks_that_left_in_flight_are_named_at_once),
+        cmocka_unit_test(who_left_is_named_before_who_is_late),
+        cmocka_unit_test(a_deadline_without_a_culprit_is_no_error),
         cmocka_unit_test(killed_and_stopped_ranks_are_named),
         cmocka_unit_test(a_kill_in_the_middle_ends_all_ranks),
         cmocka_unit_test(abort_reaches_every_wait_and_sticks),
+        cmocka_unit_test(abort_reaches_works_that_are_done),
         cmocka_unit_test(first_error_wins_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,6 +30,8 @@ typedef struct net {
     char events[400];
     int fail_at; /* the n-th event's handler fails; 0: none */
     int n_events;
+    const lsi_tensor *watched; /* whether its data was gone when the last event came */
+    bool watched_is_gone;
 } net;
 
 static ls_status hear(void *context, ls_event event, int index) {
@@ -42,6 +44,7 @@ static ls_status hear(void *context, ls_event event, int index) {
     net *n = context;
     size_t at = strlen(n->events);
     snprintf(n->events + at, sizeof n->events - at, words[event], index);
+    if (n->watched) n->watched_is_gone = n->watched->data == NULL;
     if (++n->n_events == n->fail_at)
         return lsi_fail(LS_ERR_ABORTED, "handler failed at event %d", n->n_events);
     return LS_OK;
@@ -545,6 +548,24 @@ static void activations_are_gone_after_backward(void **state) {
     close_net(&n);
 }
 
+/* What only forward needed goes before backward asks for memory; what a node still has to read does
+ * not. */
+static void unread_data_goes_when_backward_starts(void **state) {
+    (void)state;
+    for (int watch_read = 0; watch_read < 2; watch_read++) {
+        net n;
+        open_net(&n);
+        lsi_tensor *x = input(&n, 4, C, true);
+        lsi_tensor *y = lsi_op_linear(n.tape, x, leaf(&n, MIX_W), leaf(&n, MIX_B));
+        lsi_tensor *loss = lsi_op_gelu(n.tape, lsi_op_add(n.tape, x, y));
+        n.watched = watch_read ? x : y;
+        n.fail_at = 1; /* ends the pass after gelu's backward */
+        assert_fails(lsi_tape_backward(n.tape, loss), LS_ERR_ABORTED, "event 1");
+        assert_int_equal(n.watched_is_gone, !watch_read);
+        close_net(&n);
+    }
+}
+
 static void steps_reuse_the_same_memory(void **state) {
     (void)state;
     net n;
@@ -649,6 +670,7 @@ int main(void) {
         cmocka_unit_test(backward_refuses_what_makes_no_sense),
         cmocka_unit_test(nan_logits_give_a_nan_loss),
         cmocka_unit_test(activations_are_gone_after_backward),
+        cmocka_unit_test(unread_data_goes_when_backward_starts),
         cmocka_unit_test(steps_reuse_the_same_memory),
         cmocka_unit_test(tied_parameter_has_one_leaf),
         cmocka_unit_test(long_passes_work),
