@@ -3,7 +3,8 @@
  * A group is a fixed set of ranks 0 … world size - 1. Every collective is called by all ranks of
  * the group in the same order with the same count, dtype and operation; a difference is found on
  * every call and reported on every rank with both calls. The first error of a group sticks: every
- * later call on any rank returns it.
+ * later call on any rank returns it. The call during which it arose may have returned LS_OK on some
+ * ranks, whose results are then right; on the others the content of outputs is undefined.
  *
  * Buffers from ls_group_alloc_shared can be read and written by all ranks of the machine;
  * collectives on them copy nothing. Other buffers work too, through shared blocks in pieces.
@@ -12,7 +13,9 @@
  * power of two below their number, recursively), so results have the same bits on all ranks, in
  * all runs, whatever the algorithm. `scale` multiplies once, after the sum.
  *
- * Threads: one thread at a time per group handle, but ls_group_abort from any thread. */
+ * Threads: one thread at a time per group handle, but ls_group_abort from any thread. A group belongs
+ * to the process that made it: after fork the child must make no calls on it (destroying its copy is
+ * harmless). */
 #ifndef LOCKSTEP_GROUP_H
 #define LOCKSTEP_GROUP_H
 
@@ -34,23 +37,26 @@ typedef enum ls_op {
 /* The group of the workers that `lockstep` started: made from what the launcher left in the
  * environment (LOCKSTEP_FD, LOCKSTEP_RANK), or a group of one rank when there is no launcher.
  * Collective, blocks until all ranks are there or timeout_ms (< 0: no deadline) is over. The caller
- * owns *group. */
+ * owns *group. Once per worker: LS_ERR_STATE afterwards, even when the group was destroyed. */
 LS_API LS_CHECKED ls_status ls_group_create(int64_t timeout_ms, ls_group **group);
-/* Local; never fails; NULL does nothing. Works still in flight are cancelled. */
+/* Local; never fails; NULL does nothing. Works still in flight are cancelled: ranks that wait for
+ * this one's part get LS_ERR_PEER. Handles of works end with the group. */
 LS_API void ls_group_destroy(ls_group *group);
 
 LS_API int ls_group_rank(const ls_group *group);
 LS_API int ls_group_world_size(const ls_group *group);
 
 /* Memory mapped by every rank of the machine, zeroed, aligned to 4096 bytes. Local, not
- * collective: ranks may allocate different sizes. Freed by ls_group_free_shared or with the
- * group. LS_ERR_MEMORY says how much was asked for and how much is left. */
+ * collective: ranks may allocate different sizes. Freed by ls_group_free_shared or with the last
+ * rank's group. LS_ERR_MEMORY says how much was asked for and how much is left. A block of a work
+ * that is not done is not freed before, since peers may be in it. */
 LS_API LS_CHECKED ls_status ls_group_alloc_shared(ls_group *group, size_t bytes, void **ptr);
 LS_API void ls_group_free_shared(ls_group *group, void *ptr);
 
 /* ---- collectives; each posts a work, see ls_work_wait. work = NULL: blocks with the group's
  * default deadline. Buffers must stay untouched until the work is done. In place: output = input
- * (for reduce-scatter and all-gather: the rank's own part of the large buffer). ---- */
+ * (for reduce-scatter and all-gather: the rank's own part of the large buffer); other overlaps are
+ * LS_ERR_ARGUMENT, a buffer of a work in flight is LS_ERR_BUSY. ---- */
 
 /* output[i] = scale * sum over ranks of input[i]; count elements (0 is fine). Bytes read and
  * written per rank on shared buffers: 2 * count * size, the lower bound. */

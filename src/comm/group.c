@@ -4,9 +4,11 @@
  * description, advance. Only the description differs, so each public function is a few lines. */
 #include "comm/group.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -22,7 +24,13 @@ ls_status lsi_group_attach(lsi_region *region, int rank, ls_group **out) {
         return lsi_fail(LS_ERR_ARGUMENT, "group: rank %d, expected 0 to %d", rank, n_ranks - 1);
     ls_group *group = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *group);
     LSI_TRY(lsi_check_alloc(group));
+    if (atomic_exchange(&region->control->ranks[rank].attached, 1)) {
+        lsi_free(group);
+        return lsi_fail(LS_ERR_STATE, "group: rank %d has a group already, or had one; a worker "
+                        "makes one, once", rank);
+    }
     group->region = region;
+    group->pid = getpid();
     group->rank = rank;
     group->n_ranks = n_ranks;
     group->timeout_ms = DEFAULT_TIMEOUT_MS;
@@ -51,7 +59,10 @@ static ls_status open_region(lsi_region **region, int *rank) {
     int fd = -1;
     LSI_TRY(number_from_environment("LOCKSTEP_FD", &fd));
     LSI_TRY(number_from_environment("LOCKSTEP_RANK", rank));
-    return lsi_region_open(fd, region);
+    LSI_TRY(lsi_region_open(fd, region));
+    /* It has arrived: what this program starts in turn is no worker and must not keep the memory. */
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return LS_OK;
 }
 
 ls_status ls_group_create(int64_t timeout_ms, ls_group **out) {
@@ -79,7 +90,7 @@ ls_status ls_group_create(int64_t timeout_ms, ls_group **out) {
 
 void ls_group_destroy(ls_group *group) {
     if (!group) return;
-    lsi_region_mark_left(group->region, group->rank);
+    if (group->pid == getpid()) lsi_region_mark_left(group->region, group->rank);
     if (group->owns_region) lsi_region_close(group->region);
     lsi_free(group);
 }
@@ -110,16 +121,6 @@ lsi_region *lsi_group_region(const ls_group *group) {
 
 /* ---- shared memory ---- */
 
-ls_status ls_group_alloc_shared(ls_group *group, size_t bytes, void **ptr) {
-    return lsi_heap_alloc(group->region, bytes, ptr);
-}
-
-void ls_group_free_shared(ls_group *group, void *ptr) {
-    if (ptr) lsi_heap_free(group->region, ptr);
-}
-
-/* ---- posting ---- */
-
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
@@ -130,6 +131,26 @@ static size_t call_bytes(const ls_group *group, const lsi_call *call, bool input
     bool large = input ? call->kind == LSI_CALL_REDUCE_SCATTER : call->kind == LSI_CALL_ALL_GATHER;
     return large ? bytes * (size_t)group->n_ranks : bytes;
 }
+
+ls_status ls_group_alloc_shared(ls_group *group, size_t bytes, void **ptr) {
+    return lsi_heap_alloc(group->region, bytes, ptr);
+}
+
+/* Peers may be reading or writing a block of a work in flight, after an error for as long as they
+ * are there; it is never given out again then. */
+void ls_group_free_shared(ls_group *group, void *ptr) {
+    if (!ptr) return;
+    size_t bytes = lsi_heap_block_bytes(group->region, ptr);
+    for (uint64_t i = group->n_completed; i < group->n_posted; i++) {
+        const ls_work *work = &group->works[i % LSI_CALLS];
+        if (overlap(ptr, bytes, work->input, call_bytes(group, &work->call, true)) ||
+            overlap(ptr, bytes, work->output, call_bytes(group, &work->call, false)))
+            return;
+    }
+    lsi_heap_free(group->region, ptr);
+}
+
+/* ---- posting ---- */
 
 /* A buffer that a work in flight still writes, or that the new work would write, cannot be posted
  * again: peers might already be reading it. */
@@ -175,7 +196,7 @@ static void publish(ls_group *group, const lsi_call *call) {
     group->n_posted++;
     group->stats.n_calls++;
     atomic_store(&group->me->arrived, group->n_posted);
-    lsi_group_ring(group);
+    if (lsi_all_arrived(group, group->n_posted - 1)) lsi_group_ring(group);
 }
 
 static ls_status post(ls_group *group, lsi_call *call, const void *input, void *output,
@@ -198,6 +219,19 @@ static ls_status post(ls_group *group, lsi_call *call, const void *input, void *
 
 /* ---- collectives ---- */
 
+/* Apart or exactly in place: a peer reads what lies between while it is written here. */
+static ls_status check_place(const ls_group *group, const lsi_call *call, const void *input,
+                             const void *output) {
+    size_t in = call_bytes(group, call, true), out = call_bytes(group, call, false);
+    size_t own_part = (size_t)group->rank * (in < out ? in : out);
+    uintptr_t in_place = (uintptr_t)input + (in > out ? own_part : 0);
+    uintptr_t found = (uintptr_t)output + (out > in ? own_part : 0);
+    if (found == in_place || !overlap(input, in, output, out)) return LS_OK;
+    return lsi_fail(LS_ERR_ARGUMENT, "%s: input and output overlap in part; expected: apart, or the "
+                    "same%s", lsi_call_kind_name(call->kind),
+                    in == out ? "" : " in the rank's own part of the large one");
+}
+
 static ls_status check_call(const ls_group *group, const lsi_call *call, const void *input,
                             const void *output) {
     const char *name = lsi_call_kind_name(call->kind);
@@ -211,7 +245,10 @@ static ls_status check_call(const ls_group *group, const lsi_call *call, const v
                         (long long)call->count);
     if (call->count > 0 && (!input || !output))
         return lsi_fail(LS_ERR_ARGUMENT, "%s: the %s is NULL", name, input ? "output" : "input");
-    return LS_OK;
+    if (((uintptr_t)input | (uintptr_t)output) % elem_bytes != 0)
+        return lsi_fail(LS_ERR_ARGUMENT, "%s: buffers must be aligned to their elements, %zu bytes",
+                        name, elem_bytes);
+    return check_place(group, call, input, output);
 }
 
 static ls_status sum_call(ls_group *group, lsi_call_kind kind, const void *input, void *output,

@@ -17,6 +17,8 @@
 #ifndef LSI_COMM_GROUP_H
 #define LSI_COMM_GROUP_H
 
+#include <sys/types.h>
+
 #include <lockstep/group.h>
 
 #include "comm/order.h"
@@ -46,6 +48,7 @@ typedef struct lsi_group_stats {
 struct ls_group {
     lsi_region *region;
     bool owns_region;
+    pid_t pid; /* of the process it belongs to: a fork has a copy that means nothing */
     int rank, n_ranks;
     int64_t timeout_ms;
     int spins; /* looks before sleeping: 0 when ranks outnumber processors */
@@ -89,15 +92,18 @@ const lsi_call *lsi_work_call_of(const ls_work *work, int rank);
 
 /* Moves a staged work on; true when this rank's part is finished. */
 bool lsi_staged_advance(ls_work *work);
-/* Tells the peers that a counter of this rank has moved. */
+/* Whether every rank has posted the work with this index. */
+bool lsi_all_arrived(const ls_group *group, uint64_t index);
+/* Wakes the peers that sleep; called by the rank that was the last to move a counter. */
 void lsi_group_ring(ls_group *group);
 /* Moves all posted works on without waiting. */
 ls_status lsi_group_advance(ls_group *group);
 /* Reports on the calls of the ranks when they differ: aborts the region and returns the error. */
 ls_status lsi_report_mismatch(const ls_work *work);
-/* Reports who is missing when a wait ran out of time or a rank left. */
-ls_status lsi_report_missing(const ls_work *work, ls_status status, int64_t waited_ms);
-/* A rank that left before it could join the work, -1 if none. */
-int lsi_find_left(const ls_work *work);
+/* Reports who is missing when a wait ran out of time or a rank left: aborts the region and returns
+ * the error. LS_OK when nobody is, because a counter moved meanwhile. */
+ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms);
+/* Whether a rank left that has not finished its part of the work, so never will. */
+bool lsi_someone_left(const ls_work *work);
 
 #endif

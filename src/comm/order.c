@@ -44,11 +44,15 @@ static uint32_t hash_of(const lsi_order *order, int n_nodes) {
 }
 
 ls_status lsi_order_from_weights(lsi_order *order, int n_ranks, const int64_t *weight) {
+    const int64_t most = INT64_MAX / 4 / LSI_MAX_RANKS; /* doubling a split cannot overflow */
     int64_t total = 0;
+    if (n_ranks < 1 || n_ranks > LSI_MAX_RANKS)
+        return lsi_fail(LS_ERR_ARGUMENT, "summation order: %d ranks, 1 to %d are possible", n_ranks,
+                        LSI_MAX_RANKS);
     for (int r = 0; r < n_ranks; r++) {
-        if (weight[r] < 1)
-            return lsi_fail(LS_ERR_ARGUMENT, "summation order: rank %d has weight %lld, at least 1 "
-                            "is needed", r, (long long)weight[r]);
+        if (weight[r] < 1 || weight[r] > most)
+            return lsi_fail(LS_ERR_ARGUMENT, "summation order: rank %d has weight %lld, 1 to %lld "
+                            "are possible", r, (long long)weight[r], (long long)most);
         total += weight[r];
     }
     *order = (lsi_order){.n_ranks = n_ranks};

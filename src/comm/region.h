@@ -21,14 +21,15 @@ enum { LSI_MAX_RANKS = 64 };
 
 /* Called once, by the parent of the workers. heap_bytes = 0: four times the machine's memory. */
 LS_CHECKED ls_status lsi_region_create(int n_ranks, size_t heap_bytes, lsi_region **region);
-/* In a process that inherited the descriptor across exec. */
+/* In a process that inherited the descriptor across exec. The caller keeps fd. */
 LS_CHECKED ls_status lsi_region_open(int fd, lsi_region **region);
 /* Unmaps and closes here; other processes keep theirs. NULL does nothing. */
 void lsi_region_close(lsi_region *region);
 int lsi_region_fd(const lsi_region *region); /* close-on-exec is set; clear it to pass it on */
 int lsi_region_n_ranks(const lsi_region *region);
 
-/* A handle for one rank, in its own process or thread; local, no meeting. */
+/* A handle for one rank, in its own process or thread; local, no meeting. Once per rank: counters
+ * of a region only grow, so LS_ERR_STATE afterwards, even when the first handle is destroyed. */
 LS_CHECKED ls_status lsi_group_attach(lsi_region *region, int rank, ls_group **group);
 
 /* First error of the region, from any rank or the launcher (rank -1). First wins; wakes everyone.

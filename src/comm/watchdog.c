@@ -41,17 +41,43 @@ ls_status lsi_report_mismatch(const ls_work *work) {
     return raise_error(group, LS_ERR_MISMATCH, &t);
 }
 
-/* Ranks that have not posted the work, or, if all have, not finished their part of it. */
-static bool is_missing(const ls_work *work, int rank, bool all_posted) {
+/* Why a work is not done, the strongest reason first. Only ranks with the strongest are named: the
+ * others may be unfinished too, but because they wait for these. */
+typedef enum reason { LEFT, NOT_JOINED, NOT_FINISHED, N_REASONS } reason;
+
+static bool has_left(const ls_work *work, int rank) {
     const lsi_rank_control *control = &work->group->ranks[rank];
-    return (all_posted ? atomic_load(&control->done) : atomic_load(&control->arrived)) <=
-           work->index;
+    /* In this order: `done` does not move any more once `left` is seen. */
+    return atomic_load(&control->left) && atomic_load(&control->done) <= work->index;
 }
 
-static bool everyone_posted(const ls_work *work) {
+bool lsi_someone_left(const ls_work *work) {
     for (int r = 0; r < work->group->n_ranks; r++)
-        if (is_missing(work, r, false)) return false;
+        if (has_left(work, r)) return true;
+    return false;
+}
+
+/* Parts and pieces behind the rank. Where one rank's phase is held up by another, the other is
+ * behind in some counter and ahead in none. */
+static uint64_t progress_of(const lsi_rank_control *rank) {
+    return atomic_load(&rank->done) + atomic_load(&rank->staged) + atomic_load(&rank->combined) +
+           atomic_load(&rank->consumed);
+}
+
+static bool is_last(const ls_group *group, int rank) {
+    uint64_t progress = progress_of(&group->ranks[rank]);
+    for (int r = 0; r < group->n_ranks; r++)
+        if (progress_of(&group->ranks[r]) < progress) return false;
     return true;
+}
+
+static bool is_missing(const ls_work *work, int rank, reason why) {
+    const lsi_rank_control *control = &work->group->ranks[rank];
+    switch (why) {
+    case LEFT: return has_left(work, rank);
+    case NOT_JOINED: return atomic_load(&control->arrived) <= work->index;
+    default: return atomic_load(&control->done) <= work->index && is_last(work->group, rank);
+    }
 }
 
 static void put_whereabouts(text *t, const ls_work *work, int rank) {
@@ -66,24 +92,29 @@ static void put_whereabouts(text *t, const ls_work *work, int rank) {
     put(t, atomic_load(&control->left) ? "; it has left the group)" : ")");
 }
 
-ls_status lsi_report_missing(const ls_work *work, ls_status status, int64_t waited_ms) {
+/* Returns how many ranks are missing for this reason. */
+static int put_missing(text *t, const ls_work *work, reason why) {
+    int n_missing = 0;
+    for (int r = 0; r < work->group->n_ranks; r++) {
+        if (r == work->group->rank || !is_missing(work, r, why)) continue;
+        bool joined = atomic_load(&work->group->ranks[r].arrived) > work->index;
+        put(t, " rank %d did not %s", r, joined ? "finish" : "join");
+        put_whereabouts(t, work, r);
+        n_missing++;
+    }
+    return n_missing;
+}
+
+ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms) {
     ls_group *group = work->group;
-    bool all_posted = everyone_posted(work);
     char call[LSI_CALL_TEXT_BYTES];
     text t = {.used = 0};
     put(&t, "rank %d waited %lld ms in call #%llu, %s:", group->rank, (long long)waited_ms,
         (unsigned long long)work->index + 1, lsi_call_print(&work->call, call));
-    for (int r = 0; r < group->n_ranks; r++) {
-        if (r == group->rank || !is_missing(work, r, all_posted)) continue;
-        put(&t, " rank %d did not %s", r, all_posted ? "finish" : "join");
-        put_whereabouts(&t, work, r);
-    }
-    if (status == LS_ERR_TIMEOUT) put(&t, "; if that rank only needs longer, raise the timeout");
-    return raise_error(group, status, &t);
-}
-
-int lsi_find_left(const ls_work *work) {
-    for (int r = 0; r < work->group->n_ranks; r++)
-        if (atomic_load(&work->group->ranks[r].left) && is_missing(work, r, false)) return r;
-    return -1;
+    reason why = LEFT;
+    while (why < N_REASONS && put_missing(&t, work, why) == 0) why++;
+    if (why == N_REASONS) return LS_OK;
+    if (why == LEFT) return raise_error(group, LS_ERR_PEER, &t);
+    put(&t, "; if that rank only needs longer, raise the timeout");
+    return raise_error(group, LS_ERR_TIMEOUT, &t);
 }

@@ -27,7 +27,7 @@ static ls_work *work_at(ls_group *group, uint64_t index) {
     return &group->works[index % LSI_CALLS];
 }
 
-static bool all_arrived(const ls_group *group, uint64_t index) {
+bool lsi_all_arrived(const ls_group *group, uint64_t index) {
     for (int r = 0; r < group->n_ranks; r++)
         if (atomic_load(&group->ranks[r].arrived) <= index)
             return false;
@@ -50,6 +50,7 @@ static bool all_match(const ls_work *work) {
 /* This rank's part of a work that all have posted; true when it is finished. */
 static bool do_part(ls_work *work) {
     ls_group *group = work->group;
+    if (work->call.count == 0) return true; /* nothing to move; pointers may be NULL */
     if (work->staged) return lsi_staged_advance(work);
     const lsi_collective *collective = lsi_collective_of(work->call.kind);
     if (collective->is_direct(work)) {
@@ -69,13 +70,13 @@ static bool do_part(ls_work *work) {
 
 /* Starts what can be started; *moved says whether anything changed. */
 static ls_status start_works(ls_group *group, bool *moved) {
-    while (group->n_started < group->n_posted && all_arrived(group, group->n_started)) {
+    while (group->n_started < group->n_posted && lsi_all_arrived(group, group->n_started)) {
         ls_work *work = work_at(group, group->n_started);
         if (!all_match(work)) return lsi_report_mismatch(work);
         if (!do_part(work)) break;
         group->n_started++;
         atomic_store(&group->me->done, group->n_started);
-        lsi_group_ring(group);
+        if (all_done(group, group->n_started - 1)) lsi_group_ring(group);
         *moved = true;
     }
     return LS_OK;
@@ -120,19 +121,10 @@ static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
     ls_status status = lsi_group_advance(group);
     bool changed = is_done(work) || combined_before != group->n_started + work->n_in +
                                                            work->n_combined + work->n_out;
-    if (status == LS_OK && !changed && left_ns > 0)
+    if (status == LS_OK && !changed && left_ns > 0 && !lsi_someone_left(work))
         lsi_bell_sleep(group->me, ticket, left_ns < MAX_SLEEP_NS ? left_ns : MAX_SLEEP_NS);
     lsi_bell_cancel(group->me);
     return status;
-}
-
-static ls_status check_missing(const ls_work *work, int64_t begin_ns, int64_t deadline_ns) {
-    int64_t now_ns = lsi_now_ns();
-    if (lsi_find_left(work) >= 0)
-        return lsi_report_missing(work, LS_ERR_PEER, (now_ns - begin_ns) / 1000000);
-    if (now_ns >= deadline_ns)
-        return lsi_report_missing(work, LS_ERR_TIMEOUT, (now_ns - begin_ns) / 1000000);
-    return LS_OK;
 }
 
 static ls_status wait_done(ls_work *work, int64_t timeout_ms) {
@@ -140,12 +132,16 @@ static ls_status wait_done(ls_work *work, int64_t timeout_ms) {
     int64_t begin_ns = lsi_now_ns();
     int64_t deadline_ns = lsi_deadline_ns(timeout_ms < 0 ? group->timeout_ms : timeout_ms);
     for (;;) {
+        /* The clock is read before the counters: a rank that was held up itself, for longer than
+         * its deadline, looks at what came meanwhile before it blames others. */
+        int64_t now_ns = lsi_now_ns();
         for (int spin = 0; spin <= group->spins; spin++) {
             LSI_TRY(lsi_group_advance(group));
             if (is_done(work)) return LS_OK;
             pause_briefly();
         }
-        LSI_TRY(check_missing(work, begin_ns, deadline_ns));
+        if (now_ns >= deadline_ns || lsi_someone_left(work))
+            LSI_TRY(lsi_report_missing(work, (now_ns - begin_ns) / 1000000));
         LSI_TRY(sleep_for_change(work, deadline_ns));
     }
 }
@@ -155,7 +151,8 @@ ls_status ls_work_wait(ls_work *work, int64_t timeout_ms) {
         return lsi_fail(LS_ERR_ARGUMENT, "ls_work_wait: the work was released already");
     ls_group *group = work->group;
     int64_t begin_ns = lsi_now_ns(), work_ns = group->stats.work_ns;
-    ls_status status = is_done(work) ? LS_OK : wait_done(work, timeout_ms);
+    ls_status status = is_done(work) ? lsi_region_error(group->region, NULL)
+                                     : wait_done(work, timeout_ms);
     group->stats.wait_ns += lsi_now_ns() - begin_ns - (group->stats.work_ns - work_ns);
     work->held = false;
     return status;
@@ -164,7 +161,7 @@ ls_status ls_work_wait(ls_work *work, int64_t timeout_ms) {
 ls_status ls_work_test(ls_work *work, int *done) {
     if (!work || !work->held)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_work_test: the work was released already");
-    if (!is_done(work)) LSI_TRY(lsi_group_advance(work->group));
+    LSI_TRY(lsi_group_advance(work->group));
     *done = is_done(work);
     return LS_OK;
 }

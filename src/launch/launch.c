@@ -35,6 +35,7 @@ typedef struct supervisor {
     int n_workers, n_alive;
     pid_t pid[LSI_MAX_RANKS]; /* 0: not there (any more) */
     sigset_t signals, signals_before;
+    struct sigaction child_before; /* what SIGCHLD did before */
     int signal_fd;
     int64_t grace_ms, stop_ms;
     int64_t stop_deadline_ns; /* INT64_MAX until asked to stop */
@@ -49,6 +50,7 @@ static ls_status prepare_worker(supervisor *s, pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         return lsi_fail_errno(LS_ERR_SYSTEM, "worker: prctl");
     if (getppid() != parent) _exit(1); /* the launcher died before prctl */
+    sigaction(SIGCHLD, &s->child_before, NULL);
     sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
     close(s->signal_fd);
     return LS_OK;
@@ -70,22 +72,35 @@ _Noreturn static void run_worker(supervisor *s, int rank, pid_t parent, lsi_work
 
 /* ---- in the launcher ---- */
 
+static void restore_signals(const supervisor *s) {
+    sigaction(SIGCHLD, &s->child_before, NULL);
+    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+}
+
 static ls_status open_signals(supervisor *s) {
+    const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
+    const struct sigaction by_default = {.sa_handler = SIG_DFL};
     sigemptyset(&s->signals);
-    const int handled[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
-    for (size_t i = 0; i < sizeof handled / sizeof handled[0]; i++)
-        sigaddset(&s->signals, handled[i]);
+    sigaddset(&s->signals, SIGCHLD);
+    for (size_t i = 0; i < sizeof stopping / sizeof stopping[0]; i++) {
+        /* What nohup or a shell's & made us ignore stays ignored; a signalfd would see it. */
+        struct sigaction now;
+        if (sigaction(stopping[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            sigaddset(&s->signals, stopping[i]);
+    }
     sigprocmask(SIG_BLOCK, &s->signals, &s->signals_before);
+    /* Where SIGCHLD is ignored the system reaps workers, and how they ended would be lost. */
+    sigaction(SIGCHLD, &by_default, &s->child_before);
     s->signal_fd = signalfd(-1, &s->signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (s->signal_fd >= 0) return LS_OK;
     ls_status status = lsi_fail_errno(LS_ERR_SYSTEM, "launcher: signalfd");
-    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+    restore_signals(s);
     return status;
 }
 
 static void close_signals(supervisor *s) {
     close(s->signal_fd);
-    sigprocmask(SIG_SETMASK, &s->signals_before, NULL);
+    restore_signals(s);
 }
 
 static void begin_ending(supervisor *s) {
@@ -106,44 +121,55 @@ static void start_workers(supervisor *s, lsi_worker_fn body, void *context) {
             begin_ending(s);
             return;
         }
+        setpgid(pid, pid); /* whoever of the two comes first: from here on the group exists */
         s->pid[rank] = pid;
         s->n_alive++;
     }
 }
 
 /* A worker that ended badly without a word of its own gets one here. */
-static void report_death(supervisor *s, int rank, pid_t pid, int how) {
-    char message[LSI_MESSAGE_BYTES];
-    size_t used = 0;
-    if (WIFSIGNALED(how))
-        used = (size_t)snprintf(message, sizeof message,
-                                "rank %d (pid %d) was killed by signal %d (%s)", rank, (int)pid,
-                                WTERMSIG(how), strsignal(WTERMSIG(how)));
+static void report_death(supervisor *s, int rank, const siginfo_t *how) {
+    char message[LSI_MESSAGE_BYTES], end[128];
+    bool by_signal = how->si_code == CLD_KILLED || how->si_code == CLD_DUMPED;
+    if (by_signal)
+        snprintf(end, sizeof end, "was killed by signal %d (%s)", how->si_status,
+                 strsignal(how->si_status));
+    else if (how->si_code == CLD_EXITED)
+        snprintf(end, sizeof end, "exited with code %d", how->si_status);
     else
-        used = (size_t)snprintf(message, sizeof message, "rank %d (pid %d) exited with code %d",
-                                rank, (int)pid, WEXITSTATUS(how));
-    snprintf(message + used, sizeof message - used, " at step %lld; all workers were stopped%s",
-             (long long)lsi_region_step(s->region, rank),
-             WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL
+        snprintf(end, sizeof end, "ended, and another part of this program took its exit status");
+    snprintf(message, sizeof message, "rank %d (pid %d) %s at step %lld; all workers were stopped%s",
+             rank, (int)s->pid[rank], end, (long long)lsi_region_step(s->region, rank),
+             by_signal && how->si_status == SIGKILL
                  ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)" : "");
     lsi_region_abort(s->region, LS_ERR_PEER, rank, message);
 }
 
-static void reap(supervisor *s) {
-    for (int rank = 0; rank < s->n_workers; rank++) {
-        int how = 0;
-        if (!s->pid[rank]) continue;
-        pid_t pid = waitpid(s->pid[rank], &how, WNOHANG);
-        if (pid <= 0) continue;
-        s->pid[rank] = 0;
-        s->n_alive--;
-        if (WIFEXITED(how) && WEXITSTATUS(how) == 0) {
-            lsi_region_mark_left(s->region, rank);
-            continue;
-        }
-        report_death(s, rank, pid, how);
+/* A worker may be a script that started others: they are of its process group. */
+static void kill_group(pid_t pid) {
+    kill(-pid, SIGKILL);
+}
+
+static void reap_worker(supervisor *s, int rank) {
+    siginfo_t how = {.si_pid = 0};
+    bool is_ours = waitid(P_PID, (id_t)s->pid[rank], &how, WEXITED | WNOHANG | WNOWAIT) == 0;
+    if (is_ours && how.si_pid == 0) return; /* it is alive */
+    if (how.si_code == CLD_EXITED && how.si_status == 0) {
+        lsi_region_mark_left(s->region, rank);
+    } else {
+        report_death(s, rank, &how);
         begin_ending(s);
+        /* It was looked at but not waited for: until then its number cannot be another's. */
+        if (is_ours) kill_group(s->pid[rank]);
     }
+    waitpid(s->pid[rank], NULL, 0);
+    s->pid[rank] = 0;
+    s->n_alive--;
+}
+
+static void reap(supervisor *s) {
+    for (int rank = 0; rank < s->n_workers; rank++)
+        if (s->pid[rank]) reap_worker(s, rank);
 }
 
 static void handle_stop_signal(supervisor *s, int signal_number) {
@@ -169,7 +195,7 @@ static void handle_signals(supervisor *s) {
 
 static void kill_workers(const supervisor *s) {
     for (int rank = 0; rank < s->n_workers; rank++)
-        if (s->pid[rank]) kill(s->pid[rank], SIGKILL);
+        if (s->pid[rank]) kill_group(s->pid[rank]);
 }
 
 static void check_deadlines(supervisor *s) {

@@ -3,7 +3,8 @@
  * The parent creates the shared region, forks the workers, waits for them, and is the one who
  * notices deaths: a worker that ends badly aborts the region with a message that names rank, pid
  * and exit status; the others get grace_ms to end by themselves, then SIGKILL. Workers die with
- * their parent (PR_SET_PDEATHSIG), so nothing is left after kill -9 of anyone. */
+ * their parent (PR_SET_PDEATHSIG), so nothing is left after kill -9 of anyone. A worker leads a
+ * process group of its own; when it ends badly, what it started dies with it. */
 #ifndef LSI_LAUNCH_LAUNCH_H
 #define LSI_LAUNCH_LAUNCH_H
 
@@ -25,7 +26,8 @@ typedef ls_status (*lsi_worker_fn)(lsi_region *region, int rank, void *context);
 /* Runs body in n_workers processes and waits. Returns LS_OK when all did, otherwise the first
  * failure with its message ("rank 2 (pid 71) was killed by signal 9 (Killed) at step 17").
  * SIGINT / SIGTERM: the first asks workers to stop after the current step
- * (lsi_region_stop_requested), a second one, or stop_ms later, aborts them. */
+ * (lsi_region_stop_requested), a second one, or stop_ms later, aborts them. SIGHUP is the same;
+ * those that the caller ignores stay ignored. Ignoring SIGCHLD does no harm. */
 LS_CHECKED ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *context);
 
 #endif

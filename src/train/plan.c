@@ -2,10 +2,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 
 #include <lockstep/optim.h>
 
 #include "base/cpu.h"
+#include "observe/observe.h"
 #include "train/config.h"
 
 ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,
@@ -22,6 +24,25 @@ ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenize
 
 /* ---- model ---- */
 
+/* What no batch size can save is refused here; otherwise the system would kill some process, and
+ * not always one of ours. */
+static ls_status check_memory(const lsi_train_config *c, const lsi_run_plan *plan) {
+    enum { BYTES_PER_PARAM = 16 }; /* weight, gradient and AdamW's two moments, in float32 */
+    lsi_model counted = {.class = plan->model_class, .config = plan->model};
+    struct sysinfo machine;
+    LSI_TRY(plan->model_class->build(&counted));
+    if (sysinfo(&machine) != 0) return LS_OK;
+    double there = ((double)machine.totalram + (double)machine.totalswap) * machine.mem_unit;
+    double needed = BYTES_PER_PARAM * (double)counted.n_elems * (double)c->workers;
+    if (needed <= there) return LS_OK;
+    char needed_text[32], there_text[32];
+    return lsi_fail(LS_ERR_MEMORY, "%" PRId64 " parameters: weights, gradients and AdamW's moments of "
+                    "--workers %" PRId64 " take %s, this machine has %s; use a smaller --n-embd or "
+                    "--n-layer, or fewer workers", counted.n_elems, c->workers,
+                    lsi_format_bytes(needed, needed_text, sizeof needed_text),
+                    lsi_format_bytes(there, there_text, sizeof there_text));
+}
+
 static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
                             lsi_run_plan *plan) {
     LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
@@ -32,7 +53,8 @@ static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
         .n_layer = c->n_layer, .n_head = c->n_head, .n_embd = c->n_embd, .seq_len = c->seq_len,
         .vocab_size = c->vocab_size ? c->vocab_size : tokenizer_vocab,
         .dropout = c->dropout, .layer_norm_epsilon = 1e-5};
-    return plan->model_class->check(&plan->model);
+    LSI_TRY(plan->model_class->check(&plan->model));
+    return check_memory(c, plan);
 }
 
 /* ---- batch ---- */

@@ -185,6 +185,15 @@ static ls_status finish(lsi_worker *w) {
     return LS_OK;
 }
 
+/* Before anything is cleaned up: a rank that destroys its group has left it, and others would report
+ * that instead of its cause. All ranks stop for a signal alike, so it needs no rank. */
+static void tell_others(const lsi_worker *w, ls_status status) {
+    char message[LSI_MESSAGE_BYTES], who[32] = "";
+    if (status != LS_ERR_INTERRUPTED) snprintf(who, sizeof who, "rank %d: ", w->rank);
+    snprintf(message, sizeof message, "%s%s", who, ls_last_message());
+    lsi_region_abort(w->region, status, w->rank, message);
+}
+
 ls_status lsi_train_worker(lsi_region *region, int rank, void *context) {
     const lsi_train_job *job = context;
     lsi_worker w = {.job = job, .config = job->config, .plan = job->plan, .region = region,
@@ -192,6 +201,7 @@ ls_status lsi_train_worker(lsi_region *region, int rank, void *context) {
     ls_status status = set_up(&w);
     if (status == LS_OK) status = train(&w);
     if (status == LS_OK) status = finish(&w);
+    if (status != LS_OK) tell_others(&w, status);
     clean_up(&w);
     return status;
 }

@@ -78,7 +78,7 @@ static void runs_repeat_their_bits_and_agree_in_loss_without_the_flag(void **sta
     json_t *first = NULL;
     for (const int *n = workers; *n; n++) {
         char options[128];
-        snprintf(options, sizeof options, "--steps 20 --batch-size 60 --micro-batch-size 2 "
+        snprintf(options, sizeof options, "--steps 20 --batch-size 60 --micro-batch-size 1 "
                  "--workers %d", *n);
         json_t *once = train(state, "repeat", "%s", options);
         json_t *again = train(state, "repeat", "%s", options);

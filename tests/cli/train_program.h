@@ -23,6 +23,10 @@ static inline int make_text(void **state) {
     return 0;
 }
 
+static inline void remove_in_scratch(void **state, const char *name) {
+    assert_int_equal(nftw(in_scratch(state, name), remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
+
 /* Words of a run with the small model; out folder, --json and more options are added by callers. */
 static inline void add_small_run(program_words *words, void **state) {
     add_split(words, "train --data %s/text --val-fraction 0 --threads 1 --log-every 1000",

@@ -246,7 +246,7 @@ static ls_status nobody_is_missing(ls_group *group, void *context) {
     ls_work *work = NULL;
     LSI_TRY(ls_barrier(group, &work));
     LSI_TRY(ls_barrier(group, NULL));
-    LSI_TRY(lsi_report_missing(work, LS_ERR_TIMEOUT, 1000));
+    LSI_TRY(lsi_report_missing(work, 1000));
     LSI_TRY(ls_group_status(group));
     return ls_work_wait(work, -1);
 }
@@ -282,17 +282,23 @@ static void killed_and_stopped_ranks_are_named(void **state) {
 }
 
 /* Killed at any moment of a stream of collectives: the others always end, with rank 1 named. */
+static void await_all_joined(ls_group *group, uint64_t n_calls) {
+    for (int r = 0; r < ls_group_world_size(group); r++)
+        while (group->ranks[r].arrived < n_calls) lsi_sleep_ms(1);
+}
+
 static ls_status stream_until_killed(ls_group *group, void *context) {
     int victim_call = *(int *)context;
-    ls_group_set_timeout(group, 300);
     enum { COUNT = 300000 };
     float *buffer = calloc(COUNT, sizeof *buffer);
     ls_status status = LS_OK;
-    for (int i = 0; status == LS_OK && i < 10000; i++) {
+    for (int i = 0; status == LS_OK; i++) {
         ls_work *work = NULL;
         status = ls_all_reduce(group, buffer, buffer, COUNT, LS_DTYPE_F32, LS_OP_SUM, 1, &work);
         if (ls_group_rank(group) == 1 && i == victim_call) raise(SIGKILL);
-        if (status == LS_OK) status = ls_work_wait(work, -1);
+        /* A short deadline only where it counts: until then a slow machine is no failure. */
+        if (i == victim_call) await_all_joined(group, (uint64_t)i + 1);
+        if (status == LS_OK) status = ls_work_wait(work, i == victim_call ? 1000 : -1);
     }
     free(buffer);
     return status;
@@ -300,7 +306,7 @@ static ls_status stream_until_killed(ls_group *group, void *context) {
 
 static void a_kill_in_the_middle_ends_all_ranks(void **state) {
     (void)state;
-    for (int victim_call = 0; victim_call < 8; victim_call++) {
+    for (int victim_call = 0; victim_call < 4; victim_call++) {
         rank_result results[4];
         run_rank_processes(4, stream_until_killed, &victim_call, results);
         assert_int_equal(results[1].status, -SIGKILL);

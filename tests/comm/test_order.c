@@ -76,6 +76,21 @@ static void weights_that_cut_a_subtree_are_refused(void **state) {
     assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){4, 0}), LS_ERR_ARGUMENT, "rank 1");
 }
 
+static void impossible_weights_are_refused(void **state) {
+    (void)state;
+    lsi_order order;
+    int64_t half = INT64_MAX / 2 + 1;
+    assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){half, half}), LS_ERR_ARGUMENT,
+                 "rank 0");
+    assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){half, 1}), LS_ERR_ARGUMENT, "rank 0");
+    assert_fails(lsi_order_from_weights(&order, 0, &half), LS_ERR_ARGUMENT, "0 ranks");
+    assert_fails(lsi_order_from_weights(&order, LSI_MAX_RANKS + 1, &half), LS_ERR_ARGUMENT,
+                 "65 ranks");
+    int64_t large = (int64_t)1 << 50;
+    assert_ok(lsi_order_from_weights(&order, 2, (int64_t[]){large, large}));
+    assert_ok(lsi_order_from_weights(&order, 2, (int64_t[]){large, 1}));
+}
+
 static void hashes_tell_orders_apart(void **state) {
     (void)state;
     lsi_order three, two_one_one, four;
@@ -113,6 +128,7 @@ int main(void) {
         cmocka_unit_test(default_order_sums_like_recursion),
         cmocka_unit_test(weighted_order_is_top_of_larger_tree),
         cmocka_unit_test(weights_that_cut_a_subtree_are_refused),
+        cmocka_unit_test(impossible_weights_are_refused),
         cmocka_unit_test(hashes_tell_orders_apart),
         cmocka_unit_test(sums_do_not_depend_on_ranges),
     };

@@ -72,6 +72,16 @@ static void set_environment(const program *p, const char *const *more) {
     for (; more && *more; more++) putenv((char *)(uintptr_t)*more);
 }
 
+/* Whoever started the test may ignore or block signals (nohup, a shell's &), and what is ignored
+ * stays so across exec. */
+static void reset_signals(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGCHLD, SIGXFSZ};
+    sigset_t none;
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) signal(signals[i], SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 _Noreturn static void become_program(const program *p, const program_opts *opts, const char *path,
                                      const char *const *words) {
     const char *argv[PROGRAM_MAX_WORDS + 2] = {path};
@@ -80,6 +90,8 @@ _Noreturn static void become_program(const program *p, const program_opts *opts,
     if (dup2(nothing, STDIN_FILENO) < 0 || dup2(p->out, STDOUT_FILENO) < 0 ||
         dup2(p->err, STDERR_FILENO) < 0)
         _exit(98);
+    reset_signals();
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that is killed leaves nothing either */
     set_environment(p, opts->environment);
     if (opts->prepare && opts->prepare(opts->context) != 0) _exit(99);
     execv(path, (char **)(uintptr_t)argv);
@@ -187,6 +199,7 @@ static void end_at_once(program *p) {
 _Noreturn static void give_up(program *p, const char *what) {
     char *err = read_memory_file(p->err);
     end_at_once(p);
+    if (!p->has_ended) n_running--;
     print_error("%s; it printed:\n%s\n%s\n", what, program_out(p), err);
     free(err);
     _fail(__FILE__, __LINE__);

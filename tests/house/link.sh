@@ -33,11 +33,12 @@ TOY
 
 archive() { echo "$LS_BUILD/lib/liblockstep_$1.a"; }
 
-# A layer with all that stands below it, near and far.
+# A layer with all that stands below it, near and far: the table lists lower layers first, so one
+# pass from its end finds them all.
 closure() { # layer
-    local below
-    echo "$1"
-    for below in $(sed -nE "s/^$1 [0-9]+ ?//p" <<<"$table"); do closure "$below"; done
+    tac <<<"$table" | awk -v layer="$1" '
+        BEGIN { wanted[layer] = 1 }
+        $1 in wanted { print $1; for (i = 3; i <= NF; i++) wanted[$i] = 1 }'
 }
 
 link_probe() { # layers of the link…; the linker's words in $work/log
@@ -49,12 +50,9 @@ link_probe() { # layers of the link…; the linker's words in $work/log
 
 check_layer() { # layer
     local layer=$1 below other symbol symbols=()
-    below=$(closure "$layer" | sort -u | tr '\n' ' ')
+    below=$(closure "$layer" | tr '\n' ' ')
     for other in $layers; do
-        [[ " $below" != *" $other "* ]] || continue
-        symbol=$(nm -g --defined-only "$(archive "$other")" 2>/dev/null |
-            awk '$2 == "T" && !found { found = $3 } END { print found }')
-        symbols+=("$symbol")
+        [[ " $below " == *" $other "* ]] || symbols+=("${symbol_of[$other]}")
     done
     [ "${#symbols[@]}" -gt 0 ] || return 0
     {
@@ -82,8 +80,12 @@ check_layer() { # layer
 check_rule
 table=$(read_layers "$LS_SOURCE")
 layers="" # those with an archive: all but the program
+declare -A symbol_of # one function of each
 while read -r layer _; do
-    [ ! -f "$(archive "$layer")" ] || layers+="$layer "
+    [ -f "$(archive "$layer")" ] || continue
+    layers+="$layer "
+    symbol_of[$layer]=$(nm -g --defined-only "$(archive "$layer")" 2>/dev/null |
+        awk '$2 == "T" && !found { found = $3 } END { print found }')
 done <<<"$table"
 [ -n "$layers" ] || fault "no archive of a layer in $LS_BUILD/lib"
 for layer in $layers; do check_layer "$layer"; done

@@ -18,35 +18,75 @@ typedef struct agree_row {
 } agree_row;
 
 static const agree_row rows[] = {
-    {"one layer more", 3, 2, EXTRA, {"'extra' (3 elements, F32) on rank 2", "missing on rank 0",
-                                     "4 4 5"}},
-    {"one layer less", 3, 2, FEWER, {"'p3' (7 elements, F32) on rank 0", "missing on rank 2",
-                                     "4 4 3"}},
-    {"no layer", 2, 1, NONE_AT_ALL, {"'p0' (5 elements, F32) on rank 0", "missing on rank 1",
-                                     "4 0"}},
-    {"rank 0 has more", 3, 0, EXTRA, {"'extra' (3 elements, F32) on rank 0", "missing on rank 1",
-                                      "5 4 4"}},
-    {"another size", 3, 2, SIZE, {"'p1' (16 elements, F32) on rank 0",
-                                  "'p1' (17 elements, F32) on rank 2", "parameter 1"}},
-    {"another name", 4, 3, NAME, {"'p2' (0 elements, F32) on rank 0",
-                                  "'other' (0 elements, F32) on rank 3", "parameter 2"}},
-    {"frozen on one", 2, 1, FROZEN, {"'p3' (7 elements, F32) on rank 0",
-                                     "'p3' (7 elements, F32, frozen) on rank 1", "parameter 3"}},
-    {"no decay on one", 8, 5, NO_DECAY, {"'p0' (5 elements, F32) on rank 0",
-                                         "'p0' (5 elements, F32, no decay) on rank 5",
-                                         "4 4 4 4 4 4 4 4"}},
+    {"one layer more",
+     3,
+     2,
+     EXTRA,
+     {"'extra' (3 elements, F32) on rank 2", "missing on rank 0", "4 4 5"}},
+    {"one layer less",
+     3,
+     2,
+     FEWER,
+     {"'p3' (7 elements, F32) on rank 0", "missing on rank 2", "4 4 3"}},
+    {"no layer",
+     2,
+     1,
+     NONE_AT_ALL,
+     {"'p0' (5 elements, F32) on rank 0", "missing on rank 1", "4 0"}},
+    {"rank 0 has more",
+     3,
+     0,
+     EXTRA,
+     {"'extra' (3 elements, F32) on rank 0", "missing on rank 1", "5 4 4"}},
+    {"another size",
+     3,
+     2,
+     SIZE,
+     {"'p1' (16 elements, F32) on rank 0", "'p1' (17 elements, F32) on rank 2", "parameter 1"}},
+    {"another name",
+     4,
+     3,
+     NAME,
+     {"'p2' (0 elements, F32) on rank 0", "'other' (0 elements, F32) on rank 3", "parameter 2"}},
+    {"frozen on one",
+     2,
+     1,
+     FROZEN,
+     {"'p3' (7 elements, F32) on rank 0", "'p3' (7 elements, F32, frozen) on rank 1",
+      "parameter 3"}},
+    {"no decay on one",
+     8,
+     5,
+     NO_DECAY,
+     {"'p0' (5 elements, F32) on rank 0", "'p0' (5 elements, F32, no decay) on rank 5",
+      "4 4 4 4 4 4 4 4"}},
 };
 
 static void apply(change which, ls_param *params, int *n_params) {
     switch (which) {
-    case NOTHING: return;
-    case EXTRA: *n_params = 5; return;
-    case FEWER: *n_params = 3; return;
-    case NONE_AT_ALL: *n_params = 0; return;
-    case SIZE: params[1].count = 17; return;
-    case NAME: params[2].name = "other"; return;
-    case FROZEN: params[3].flags = LS_PARAM_FROZEN; return;
-    case NO_DECAY: params[0].flags = LS_PARAM_NO_DECAY; return;
+    case NOTHING:
+        return;
+    case EXTRA:
+        *n_params = 5;
+        return;
+    case FEWER:
+        *n_params = 3;
+        return;
+    case NONE_AT_ALL:
+        *n_params = 0;
+        return;
+    case SIZE:
+        params[1].count = 17;
+        return;
+    case NAME:
+        params[2].name = "other";
+        return;
+    case FROZEN:
+        params[3].flags = LS_PARAM_FROZEN;
+        return;
+    case NO_DECAY:
+        params[0].flags = LS_PARAM_NO_DECAY;
+        return;
     }
 }
 
@@ -77,8 +117,7 @@ static void different_models_are_named_on_all_ranks(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int mode = 0; mode < N_RANK_MODES; mode++)
-            assert_ok(run_ranks((rank_mode)mode, rows[i].n_ranks, models_differ,
-                                (void *)&rows[i]));
+            assert_ok(run_ranks((rank_mode)mode, rows[i].n_ranks, models_differ, (void *)&rows[i]));
 }
 
 /* Names longer than a message leave room for what the message is about. */

@@ -15,7 +15,7 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-enum { N_STEPS = 3, MAX_MICRO = 64, MAX_PARAMS = 12 };
+enum { N_STEPS = 2, MAX_MICRO = 64, MAX_PARAMS = 12 };
 static const double MIB = 1024.0 * 1024.0;
 
 /* ---- parity ---- */
@@ -146,8 +146,8 @@ static ls_status check_gradients(const run *r, int64_t step) {
 static ls_status train(const run *r) {
     for (int64_t step = 0; step < N_STEPS; step++) {
         /* A plain deal is equal, so its average is DDP's own default. */
-        LSI_TRY(ls_ddp_begin_step(r->ddp, r->deal.count[r->rank],
-                                  r->s->reproducible ? r->scale : 0));
+        LSI_TRY(
+            ls_ddp_begin_step(r->ddp, r->deal.count[r->rank], r->s->reproducible ? r->scale : 0));
         for (int64_t m = 0; m < r->deal.count[r->rank]; m++)
             LSI_TRY(backward(r, step, r->deal.first[r->rank] + m));
         LSI_TRY(ls_ddp_finish_step(r->ddp));

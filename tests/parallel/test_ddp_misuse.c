@@ -42,13 +42,21 @@ static void close_group(fixture *f) {
 
 static ls_status make_call(fixture *f, char letter) {
     switch (letter) {
-    case 's': return ls_ddp_begin_step(f->ddp, 1, 0);
-    case 'S': return ls_ddp_begin_step(f->ddp, 2, 0);
-    case 'B': return ls_ddp_begin_backward(f->ddp);
-    case 'E': return ls_ddp_end_backward(f->ddp);
-    case 'F': return ls_ddp_finish_step(f->ddp);
-    case 'r': LSI_TRY(ls_ddp_grad_ready(f->ddp, 2)); return ls_ddp_grad_ready(f->ddp, 0);
-    default: return ls_ddp_grad_ready(f->ddp, letter - '0');
+    case 's':
+        return ls_ddp_begin_step(f->ddp, 1, 0);
+    case 'S':
+        return ls_ddp_begin_step(f->ddp, 2, 0);
+    case 'B':
+        return ls_ddp_begin_backward(f->ddp);
+    case 'E':
+        return ls_ddp_end_backward(f->ddp);
+    case 'F':
+        return ls_ddp_finish_step(f->ddp);
+    case 'r':
+        LSI_TRY(ls_ddp_grad_ready(f->ddp, 2));
+        return ls_ddp_grad_ready(f->ddp, 0);
+    default:
+        return ls_ddp_grad_ready(f->ddp, letter - '0');
     }
 }
 
@@ -174,7 +182,8 @@ static const struct {
     {{"w", 4, (ls_dtype)77, 0, some_data, NULL}, LS_ERR_UNSUPPORTED, "parameter w has dtype"},
     {{"w", INT64_MAX, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_ARGUMENT, "parameter w"},
     {{"w", (int64_t)1 << 40, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_MEMORY, "shared heap"},
-    {{"w", INT64_MAX, LS_DTYPE_F32, LS_PARAM_FROZEN, some_data, NULL}, LS_ERR_ARGUMENT,
+    {{"w", INT64_MAX, LS_DTYPE_F32, LS_PARAM_FROZEN, some_data, NULL},
+     LS_ERR_ARGUMENT,
      "parameter w"},
 };
 
@@ -197,9 +206,9 @@ static void parameters_that_cannot_be_are_refused(void **state) {
 
 static void events_of_others_do_nothing(void **state) {
     (void)state;
-    static const ls_event others[] = {LS_EVENT_BEFORE_FORWARD, LS_EVENT_AFTER_FORWARD,
+    static const ls_event others[] = {LS_EVENT_BEFORE_FORWARD,  LS_EVENT_AFTER_FORWARD,
                                       LS_EVENT_BEFORE_BACKWARD, LS_EVENT_AFTER_BACKWARD,
-                                      LS_EVENT_PROGRESS, (ls_event)99};
+                                      LS_EVENT_PROGRESS,        (ls_event)99};
     fixture f;
     open_group(&f);
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, NULL, &f.ddp));
@@ -210,8 +219,7 @@ static void events_of_others_do_nothing(void **state) {
             assert_ok(sink.on_event(sink.context, others[i], -7));
     }
     assert_fails(sink.on_event(sink.context, LS_EVENT_GRAD_READY, 0), LS_ERR_STATE, "no step");
-    assert_fails(sink.on_event(sink.context, LS_EVENT_END_OF_BACKWARD, 0), LS_ERR_STATE,
-                 "no step");
+    assert_fails(sink.on_event(sink.context, LS_EVENT_END_OF_BACKWARD, 0), LS_ERR_STATE, "no step");
     close_group(&f);
     ls_ddp_destroy(NULL);
 }

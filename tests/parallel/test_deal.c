@@ -29,8 +29,8 @@ static float dealt_sum(const lsi_deal *deal, const float *leaves, bool reproduci
     float *output = &result;
     for (int r = 0; r < deal->n_ranks; r++) {
         const float *share = leaves + deal->first[r];
-        partial[r] = reproducible ? tree_sum(share, deal->count[r])
-                                  : linear_sum(share, deal->count[r]);
+        partial[r] =
+            reproducible ? tree_sum(share, deal->count[r]) : linear_sum(share, deal->count[r]);
         input[r] = &partial[r];
     }
     lsi_sum_f32(&deal->order, input, &output, 1, 1, 1.0);
@@ -86,8 +86,7 @@ static void reproducible_shares_are_as_equal_as_the_tree_allows(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         lsi_deal deal;
         assert_ok(lsi_deal_micro_batches(&deal, rows[i].n_micro, rows[i].n_ranks, true));
-        for (int r = 0; r < rows[i].n_ranks; r++)
-            assert_int_equal(deal.count[r], rows[i].count[r]);
+        for (int r = 0; r < rows[i].n_ranks; r++) assert_int_equal(deal.count[r], rows[i].count[r]);
     }
 }
 
@@ -118,9 +117,9 @@ static void impossible_deals_are_refused(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int reproducible = 0; reproducible < 2; reproducible++) {
             lsi_deal deal;
-            assert_fails(lsi_deal_micro_batches(&deal, rows[i].n_micro, rows[i].n_ranks,
-                                                reproducible != 0),
-                         LS_ERR_ARGUMENT, rows[i].text);
+            assert_fails(
+                lsi_deal_micro_batches(&deal, rows[i].n_micro, rows[i].n_ranks, reproducible != 0),
+                LS_ERR_ARGUMENT, rows[i].text);
         }
 }
 

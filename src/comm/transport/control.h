@@ -25,7 +25,11 @@ enum {
     LSI_CALLS = 1024,           /* calls in flight per rank */
     LSI_PIECE_BYTES = 512 << 10, /* one of the two staging blocks of a rank */
     LSI_HEAP_BLOCKS = 4096,
+    LSI_REPORTS = 2 * LSI_MAX_RANKS, /* errors that can be under way at the same time */
 };
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
+               "atomics that processes share must not hide locks");
 
 #define LSI_LINE _Alignas(LSI_LINE_BYTES)
 
@@ -43,9 +47,15 @@ typedef struct lsi_rank_control {
     LSI_LINE _Atomic int64_t step;
     _Atomic int32_t last_kind;
     _Atomic int64_t last_count;
-    _Atomic int32_t left; /* destroyed its group or ended */
+    _Atomic int32_t left;     /* destroyed its group or ended */
+    _Atomic int32_t attached; /* has, or had, its group: counters start at 0 only once */
     LSI_LINE lsi_call calls[LSI_CALLS];
 } lsi_rank_control;
+
+typedef struct lsi_report {
+    int32_t status, rank;
+    char message[LSI_MESSAGE_BYTES];
+} lsi_report;
 
 typedef struct lsi_heap_block {
     uint64_t offset, bytes; /* from the start of the heap; sorted by offset */
@@ -56,10 +66,11 @@ typedef struct lsi_control {
     uint64_t magic;
     int32_t n_ranks;
     uint64_t region_bytes, staging_offset, heap_offset, heap_bytes;
-    /* First error: 0 none, 1 being written, 2 complete (then never written again). */
-    LSI_LINE _Atomic uint32_t error_state;
-    int32_t error_status, error_rank;
-    char error_message[LSI_MESSAGE_BYTES];
+    /* First error. A report is written into a slot of its own and then wins or loses by one
+     * exchange, so a rank that is killed or stopped while it writes holds up nobody. */
+    LSI_LINE _Atomic uint32_t n_reports; /* slots given out */
+    _Atomic uint32_t first_report;       /* number of the winner's slot, from 1; 0: no error */
+    lsi_report reports[LSI_REPORTS];
     LSI_LINE _Atomic int32_t stop_signal;
     /* Under the heap lock. A table is enough: allocations are few and large. */
     LSI_LINE _Atomic uint32_t heap_lock;
@@ -70,7 +81,8 @@ typedef struct lsi_control {
 
 struct lsi_region {
     int fd;
-    unsigned char *base; /* the mapping; region_bytes long */
+    unsigned char *base; /* the mapping */
+    size_t bytes;        /* its length */
     lsi_control *control;
 };
 
@@ -82,6 +94,8 @@ uint64_t lsi_region_offset(const lsi_region *region, const void *ptr, size_t byt
 void lsi_region_wake_all(lsi_region *region);
 
 LS_CHECKED ls_status lsi_heap_alloc(lsi_region *region, size_t bytes, void **ptr);
+/* Bytes of the block that starts at ptr, 0 if there is none. */
+uint64_t lsi_heap_block_bytes(lsi_region *region, const void *ptr);
 void lsi_heap_free(lsi_region *region, void *ptr);
 
 #endif

@@ -2,8 +2,9 @@
  *
  * The lock is a spin lock with a deadline and not a mutex because its owner may be killed; the
  * launcher then ends the run, and this keeps others from waiting for ever meanwhile. It is held
- * for microseconds, a few times per run. Freed pages are punched out of the file, so memory goes
- * back to the system and later blocks start zeroed. */
+ * for microseconds, a few times per run: pages are given back outside of it. Freed pages are punched
+ * out of the file, so memory goes back to the system and later blocks start zeroed. Blocks that
+ * peers may still touch are kept away from here by ls_group_free_shared. */
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
@@ -13,11 +14,12 @@
 
 enum { ALIGN_BYTES = 4096, LOCK_WAIT_MS = 10000 };
 
-static ls_status lock_heap(lsi_control *control) {
+static ls_status lock_heap(lsi_region *region) {
     int64_t deadline_ns = lsi_deadline_ns(LOCK_WAIT_MS);
     uint32_t unlocked = 0;
-    while (!atomic_compare_exchange_weak(&control->heap_lock, &unlocked, 1)) {
+    while (!atomic_compare_exchange_weak(&region->control->heap_lock, &unlocked, 1)) {
         unlocked = 0;
+        LSI_TRY(lsi_region_error(region, NULL));
         sched_yield();
         if (lsi_now_ns() > deadline_ns)
             return lsi_fail(LS_ERR_TIMEOUT, "shared heap: locked for %d ms; the rank that held it "
@@ -26,8 +28,8 @@ static ls_status lock_heap(lsi_control *control) {
     return LS_OK;
 }
 
-static void unlock_heap(lsi_control *control) {
-    atomic_store(&control->heap_lock, 0);
+static void unlock_heap(lsi_region *region) {
+    atomic_store(&region->control->heap_lock, 0);
 }
 
 /* Index of the first block behind a gap of at least `bytes`; *offset is the start of the gap. */
@@ -48,8 +50,9 @@ static ls_status take_block(lsi_control *control, uint64_t bytes, uint64_t *offs
     if (at < 0) {
         uint64_t used = 0;
         for (int i = 0; i < control->n_blocks; i++) used += control->blocks[i].bytes;
-        return lsi_fail(LS_ERR_MEMORY, "shared heap: %llu bytes asked for, %llu of %llu left",
-                        (unsigned long long)bytes, (unsigned long long)(control->heap_bytes - used),
+        return lsi_fail(LS_ERR_MEMORY, "shared heap: %llu bytes asked for in one piece, %llu of %llu "
+                        "left, perhaps in several", (unsigned long long)bytes,
+                        (unsigned long long)(control->heap_bytes - used),
                         (unsigned long long)control->heap_bytes);
     }
     memmove(&control->blocks[at + 1], &control->blocks[at],
@@ -66,26 +69,48 @@ ls_status lsi_heap_alloc(lsi_region *region, size_t bytes, void **ptr) {
                         (unsigned long long)control->heap_bytes);
     uint64_t rounded = ((uint64_t)bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
     if (rounded == 0) rounded = ALIGN_BYTES;
-    LSI_TRY(lock_heap(control));
+    LSI_TRY(lock_heap(region));
     uint64_t offset = 0;
     ls_status status = take_block(control, rounded, &offset);
-    unlock_heap(control);
+    unlock_heap(region);
     if (status == LS_OK) *ptr = region->base + control->heap_offset + offset;
     return status;
 }
 
-void lsi_heap_free(lsi_region *region, void *ptr) {
+/* The block that starts at ptr, NULL if there is none. Under the lock. */
+static lsi_heap_block *find_block(const lsi_region *region, const void *ptr) {
     lsi_control *control = region->control;
-    uint64_t offset = (uint64_t)((unsigned char *)ptr - region->base) - control->heap_offset;
-    if (lock_heap(control) != LS_OK) return; /* the run is ending */
-    for (int i = 0; i < control->n_blocks; i++) {
-        if (control->blocks[i].offset != offset) continue;
-        (void)fallocate(region->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                        (off_t)(control->heap_offset + offset), (off_t)control->blocks[i].bytes);
-        memmove(&control->blocks[i], &control->blocks[i + 1],
-                (size_t)(control->n_blocks - i - 1) * sizeof control->blocks[0]);
+    uint64_t offset = (uint64_t)((const unsigned char *)ptr - region->base) - control->heap_offset;
+    for (int i = 0; i < control->n_blocks; i++)
+        if (control->blocks[i].offset == offset) return &control->blocks[i];
+    return NULL;
+}
+
+uint64_t lsi_heap_block_bytes(lsi_region *region, const void *ptr) {
+    if (lock_heap(region) != LS_OK) return 0; /* the run is ending */
+    const lsi_heap_block *block = find_block(region, ptr);
+    uint64_t bytes = block ? block->bytes : 0;
+    unlock_heap(region);
+    return bytes;
+}
+
+static void clear_pages(lsi_region *region, void *ptr, uint64_t bytes) {
+    off_t offset = (off_t)((unsigned char *)ptr - region->base);
+    int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    if (fallocate(region->fd, flags, offset, (off_t)bytes) != 0) memset(ptr, 0, bytes);
+}
+
+void lsi_heap_free(lsi_region *region, void *ptr) {
+    uint64_t bytes = lsi_heap_block_bytes(region, ptr);
+    if (bytes == 0) return;
+    clear_pages(region, ptr, bytes);
+    if (lock_heap(region) != LS_OK) return;
+    lsi_control *control = region->control;
+    lsi_heap_block *block = find_block(region, ptr);
+    if (block) {
+        memmove(block, block + 1,
+                (size_t)(&control->blocks[control->n_blocks] - block - 1) * sizeof *block);
         control->n_blocks--;
-        break;
     }
-    unlock_heap(control);
+    unlock_heap(region);
 }
