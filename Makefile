@@ -16,7 +16,7 @@ help:
 	@echo 'make build     build build/lockstep and the library (build/lib/)'
 	@echo 'make demo      train a small GPT on the King James Bible with two workers: a few minutes'
 	@echo 'make test      build and run all tests'
-	@echo 'make bench     time training on one and two workers'
+	@echo 'make bench     time all-reduce and training on this machine: a few minutes'
 	@echo 'make install   into PREFIX ($(PREFIX)), below DESTDIR if set'
 	@echo 'make clean     remove build/'
 	@echo
@@ -40,9 +40,9 @@ test:
 	@tools/test.sh
 
 bench:
-	@tools/setup.sh build demo
 	@$(MAKE) --no-print-directory build
-	@tools/bench.sh
+	@$(compile) --target bench_allreduce
+	@bench/run.sh
 
 # Does not build again what is there: `sudo make install` must leave no files of root in build/.
 install:

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The demonstration behind `make demo`: a small GPT learns the King James Bible, byte for byte, on
-# two workers, then writes some verses of its own. Everything lands in build/demo/. --only-text stops
-# once the text is there.
+# two workers, then writes some verses of its own. Everything lands in build/demo/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +13,6 @@ if [ "$(stat -c %s $text 2>/dev/null)" != $text_bytes ]; then
     bible -l79 'gen1:1-rev22:21' </dev/null >$text.part
     mv $text.part $text
 fi
-[ "${1:-}" != --only-text ] || exit 0
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] && [ -z "${NO_COLOR:-}" ] || say() { printf '\n%s\n' "$*"; }

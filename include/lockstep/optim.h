@@ -34,7 +34,7 @@ LS_API double ls_sum_squares(const float *values, int64_t count);
 
 typedef struct ls_schedule {
     double peak_lr;
-    double min_lr;        /* reached at the last step */
+    double min_lr;        /* what step total_steps would have, one tick after the last */
     int64_t warmup_steps; /* linear from peak_lr / warmup_steps to peak_lr */
     int64_t total_steps;
     int kind;             /* LS_SCHEDULE_… */

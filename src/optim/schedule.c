@@ -1,16 +1,16 @@
 /* Learning rate over the steps of a run.
  *
  *     lr
- *     peak         *-._                   warm-up ends, and decay begins, at step warmup - 1
- *               *       '-.
- *            *             '-.
- *     min  *                  '-*------   last step: total - 1; everything after it
- *          0   warmup - 1     total - 1
+ *     peak        **-._                   warm-up reaches the peak at step warmup - 1,
+ *               *      '-.                decay begins there at step warmup
+ *            *            '-.
+ *     min  *                 '-*------    min would be the rate of step total
+ *          0    warmup       total
  *
- * Step s < warmup: peak * (s + 1) / warmup, so the first step already learns and step warmup - 1
- * has the peak. From there the share p in [0, 1] of the way to step total - 1 decides: cosine
- * min + (peak - min) (1 + cos(pi p)) / 2, linear peak + (min - peak) p. Without warm-up step 0 has
- * the peak; a run of one step trains at it. */
+ * Step s < warmup: peak * (s + 1) / warmup, so the first step already learns. From there the share
+ * p = (s - warmup) / (total - warmup) of the way decides: cosine min + (peak - min) (1 + cos(pi p))
+ * / 2, linear peak + (min - peak) p. As in the field's other schedules a run of total steps ends one
+ * tick before min: linear from 1 to 0 over 100 steps has 0.5 at step 50. */
 #include <math.h>
 
 #include <lockstep/optim.h>
@@ -47,7 +47,6 @@ double ls_schedule_lr(const ls_schedule *schedule, int64_t step) {
     if (step >= schedule->total_steps) return decayed(schedule, 1.0);
     if (step < schedule->warmup_steps)
         return schedule->peak_lr * ((double)(step + 1) / (double)schedule->warmup_steps);
-    int64_t origin = schedule->warmup_steps > 0 ? schedule->warmup_steps - 1 : 0;
-    int64_t span = schedule->total_steps - 1 - origin;
-    return decayed(schedule, span > 0 ? (double)(step - origin) / (double)span : 0.0);
+    double span = (double)(schedule->total_steps - schedule->warmup_steps);
+    return decayed(schedule, (double)(step - schedule->warmup_steps) / span);
 }

@@ -57,7 +57,7 @@ const lsi_opt lsi_train_options[] = {
 
     FLOAT("lr", lr, "0.001", 1e-12, 1e3, OPTIMIZER, "Peak learning rate of AdamW."),
     FLOAT("min-lr", min_lr, "-1", -1, 1e3, OPTIMIZER,
-          "Learning rate at the last step (-1: a tenth of --lr)."),
+          "Learning rate that the schedule falls to (-1: a tenth of --lr)."),
     INT("warmup-steps", warmup_steps, "steps", "-1", -1, 1e15, OPTIMIZER,
         "Steps in which the learning rate rises (-1: a twentieth of all)."),
     CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", OPTIMIZER,

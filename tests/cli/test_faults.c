@@ -1,5 +1,5 @@
-/* Workers and launchers that die or are told to stop, outputs that are closed: the program ends soon,
- * says who and where, and leaves neither a process nor half a model. */
+/* Workers and launchers that die or are told to stop, outputs that are closed: the program ends
+ * soon, says who and where, and leaves neither a process nor half a model. */
 #include <sys/resource.h>
 
 #include "cli/faults.h"
@@ -126,8 +126,10 @@ static void a_second_signal_ends_at_once(void **state) {
     int fd = -1;
     program *p = start_and_await_saving(state, "twice", pids, &fd);
     kill(program_pid(p), SIGTERM);
-    assert_fails_soon(p, (const char *const[]){"once more stops at once", "stopped at once by signal "
-                                               "15", NULL});
+    assert_fails_soon(p, (const char *const[]){"once more stops at once",
+                                               "stopped at once by signal "
+                                               "15",
+                                               NULL});
     close(fd);
     assert_int_not_equal(access(in_scratch(state, "twice/model/model.safetensors"), F_OK), 0);
 }
@@ -151,8 +153,9 @@ static void a_stopped_worker_is_named_when_time_is_up(void **state) {
 static void slow_saving_is_not_a_missing_worker(void **state) {
     pid_t pids[2];
     program_result result;
-    program *p = start_training(state, NULL, "slow", ENDLESS "--workers 2 --n-embd 64 "
-                                                     "--timeout-ms 700");
+    program *p = start_training(state, NULL, "slow",
+                                ENDLESS "--workers 2 --n-embd 64 "
+                                        "--timeout-ms 700");
     program_await_workers(p, 2, pids);
     program_await_out(p, FIRST_STEP);
     int fd = block_saving(state, "slow", pids[0]);
@@ -172,8 +175,8 @@ static void slow_saving_is_not_a_missing_worker(void **state) {
 
 typedef struct stream_case {
     const char *name;
-    int fd;            /* the stream */
-    const char *path;  /* what it is; NULL: closed */
+    int fd;           /* the stream */
+    const char *path; /* what it is; NULL: closed */
 } stream_case;
 
 static int set_stream(void *context) {
@@ -198,22 +201,24 @@ static int break_stdout(void *context) {
 
 /* Training goes on without its progress: a reader that has seen enough does not cost the model. */
 static void training_survives_closed_streams(void **state) {
-    static const stream_case closed_in = {"closed in", 0, NULL}, closed_out = {"closed out", 1, NULL},
+    static const stream_case closed_in = {"closed in", 0, NULL},
+                             closed_out = {"closed out", 1, NULL},
                              closed_err = {"closed err", 2, NULL},
                              full_out = {"full out", 1, "/dev/full"};
     const struct {
         int (*prepare)(void *context);
         const stream_case *context;
-    } rows[] = {{set_stream, &closed_in},   {set_stream, &closed_out}, {set_stream, &closed_err},
-                {set_stream, &full_out},    {close_all_streams, NULL}, {break_stdout, NULL}};
+    } rows[] = {{set_stream, &closed_in}, {set_stream, &closed_out}, {set_stream, &closed_err},
+                {set_stream, &full_out},  {close_all_streams, NULL}, {break_stdout, NULL}};
     json_t *expected = train(state, "heard", "--steps 5 --workers 2");
     file_bytes weights = bytes_of(state, "heard/model/model.safetensors");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         program_opts opts = {.prepare = rows[i].prepare,
                              .context = (void *)(uintptr_t)rows[i].context};
         program_result result;
-        program_finish(start_training(state, &opts, "unheard", "--steps 5 --workers 2 --log-every 1"),
-                       &result);
+        program_finish(
+            start_training(state, &opts, "unheard", "--steps 5 --workers 2 --log-every 1"),
+            &result);
         assert_ended(&result, 0);
         program_release(&result);
         json_t *r = result_of(state, "unheard");
@@ -262,7 +267,8 @@ static void few_descriptors_are_answered(void **state) {
         program_result result;
         program_finish(start_training(state, &opts, "few", "--steps 1 --workers 2"), &result);
         last = result.exit_code;
-        if (last == 0) assert_ended(&result, 0);
+        if (last == 0)
+            assert_ended(&result, 0);
         else
             assert_refused_with(&result, last == 2 ? 2 : 1,
                                 (const char *const[]){"Too many open files", NULL});

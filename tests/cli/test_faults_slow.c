@@ -96,9 +96,10 @@ static void a_full_disk_costs_the_new_model_and_not_the_old_one(void **state) {
     fill_disk(state, "disk/filler", 64 << 10);
 
     run_on_disk(state, "--steps 3 --workers 2 --seed 2", &result);
-    assert_refused_with(&result, 1, (const char *const[]){"rank 0", "disk/run/model/model.safetensors",
-                                                          "missing", "free some space",
-                                                          "No space left on device", NULL});
+    assert_refused_with(&result, 1,
+                        (const char *const[]){"rank 0", "disk/run/model/model.safetensors",
+                                              "missing", "free some space",
+                                              "No space left on device", NULL});
     program_release(&result);
     assert_no_temporary_files(state, "disk");
     assert_int_not_equal(access(in_scratch(state, "disk/run/model/model.safetensors"), F_OK), 0);
@@ -156,12 +157,14 @@ static void shared_memory_of_the_system_is_not_needed(void **state) {
         const char *options;
         unsigned long flags;
     } rows[] = {{"size=64k", 0}, {"size=4k", MS_RDONLY}};
-    json_t *expected = train(state, "roomy", "--steps 5 --workers 3 --batch-size 9 "
+    json_t *expected = train(state, "roomy",
+                             "--steps 5 --workers 3 --batch-size 9 "
                              "--micro-batch-size 1");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (!enter_private_mounts()) skip(); /* needs root */
         if (mount("tmpfs", "/dev/shm", "tmpfs", rows[i].flags, rows[i].options) != 0) skip();
-        json_t *r = train(state, "narrow", "--steps 5 --workers 3 --batch-size 9 "
+        json_t *r = train(state, "narrow",
+                          "--steps 5 --workers 3 --batch-size 9 "
                           "--micro-batch-size 1");
         assert_same_weights(expected, r, rows[i].options);
         json_decref(r);
@@ -192,6 +195,7 @@ static void a_worker_that_slept_goes_on(void **state) {
         program_release(&result);
         json_t *r = result_of(state, "asleep");
         assert_same_weights(expected, r, "slept");
+        assert_int_equal(json_array_size(json_object_get(r, "loss")), 3000);
         json_decref(r);
     }
     json_decref(expected);

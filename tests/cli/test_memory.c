@@ -51,8 +51,8 @@ static void kinds_add_up_to_the_measured_peak(void **state) {
     write_sentences(text, 200000, 1);
     for (size_t c = 0; c < sizeof configurations / sizeof configurations[0]; c++) {
         program_words words = {0};
-        add_split(&words, "train --data %s --out %s/run --json %s --steps 2 --eval-samples 1 %s", text, folder, json,
-                  configurations[c]);
+        add_split(&words, "train --data %s --out %s/run --json %s --steps 2 --eval-samples 1 %s",
+                  text, folder, json, configurations[c]);
         program_result result;
         program_run(NULL, words.at, &result);
         assert_ended(&result, 0);

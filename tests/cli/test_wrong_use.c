@@ -58,7 +58,8 @@ static void wrong_training_is_refused(void **state) {
         /* batch and workers */
         {"--batch-size 10 --micro-batch-size 4", 2, {"--batch-size 10", "--batch-size 8 or 12"}},
         {"--workers 3 --batch-size 8", 2, {"--workers 3", "--batch-size 6 or 12"}},
-        {"--workers 8 --batch-size 8 --micro-batch-size 2", 2,
+        {"--workers 8 --batch-size 8 --micro-batch-size 2",
+         2,
          {"--workers 8", "4 micro-batches", "--micro-batch-size 1", "--batch-size 16"}},
         {"--workers 0", 2, {"--workers", "1 to 64", "found 0"}},
         {"--workers 65", 2, {"--workers", "1 to 64", "found 65"}},
@@ -76,7 +77,8 @@ static void wrong_training_is_refused(void **state) {
         {"--vocab-size 100", 2, {"--vocab-size 100", "256"}},
         {"--model gpt5", 2, {"--model", "'gpt5'", "did you mean gpt2?"}},
         {"--dropout 1", 2, {"--dropout", "0 to 0.99"}},
-        {"--n-layer 10000 --n-embd 1000000 --n-head 1000", 2,
+        {"--n-layer 10000 --n-embd 1000000 --n-head 1000",
+         2,
          {"parameters", "this machine has", "--n-embd"}},
         /* optimizer */
         {"--lr 0", 2, {"--lr", "found 0"}},
@@ -109,7 +111,9 @@ static void wrong_training_is_refused(void **state) {
         {"--config %/empty", 2, {"--config", "/empty:1:0"}},
         {"--config %/half.json", 2, {"--config", "/half.json:1:"}},
         {"--config %/list.json", 2, {"/list.json", "a JSON object"}},
-        {"--config %/unknown.json", 2, {"/unknown.json", "\"wrkers\"", "did you mean \"workers\"?"}},
+        {"--config %/unknown.json",
+         2,
+         {"/unknown.json", "\"wrkers\"", "did you mean \"workers\"?"}},
         {"--config %/type.json", 2, {"/type.json: workers", "a whole number", "\"two\""}},
         {"--config %/range.json", 2, {"/range.json: workers", "1 to 64", "found 0"}},
         {"--config %/range.json --workers 2", 2, {"/range.json: workers"}},
@@ -222,11 +226,19 @@ static void no_command_shows_the_list(void **state) {
 static void help_of_every_command_is_printed(void **state) {
     (void)state;
     static const char *const rows[][2] = {
-        {"help", "generate"},          {"--help", "generate"},     {"-h", "generate"},
-        {"help train", "--workers"},   {"train --help", "--lr"},   {"train -h", "--lr"},
-        {"help generate", "--top-k"},  {"help run", "PROGRAM"},    {"help version", "version"},
-        {"help help", "--markdown"},   {"help --markdown", "## lockstep train"},
-        {"version", "compiler"},       {"--version", "compiler"},
+        {"help", "generate"},
+        {"--help", "generate"},
+        {"-h", "generate"},
+        {"help train", "--workers"},
+        {"train --help", "--lr"},
+        {"train -h", "--lr"},
+        {"help generate", "--top-k"},
+        {"help run", "PROGRAM"},
+        {"help version", "version"},
+        {"help help", "--markdown"},
+        {"help --markdown", "## lockstep train"},
+        {"version", "compiler"},
+        {"--version", "compiler"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         program_words words = {.n = 0};

@@ -31,8 +31,10 @@ static inline void remove_in_scratch(void **state, const char *name) {
 static inline void add_small_run(program_words *words, void **state) {
     add_split(words, "train --data %s/text --val-fraction 0 --threads 1 --log-every 1000",
               (const char *)*state);
-    add_split(words, "--n-layer 1 --n-head 2 --n-embd 16 --seq-len %d --batch-size 8 "
-              "--micro-batch-size 2", SMALL_SEQ_LEN);
+    add_split(words,
+              "--n-layer 1 --n-head 2 --n-embd 16 --seq-len %d --batch-size 8 "
+              "--micro-batch-size 2",
+              SMALL_SEQ_LEN);
 }
 
 /* Starts a run into FOLDER/name, result in FOLDER/name.json. */
@@ -59,8 +61,8 @@ static inline json_t *result_of(void **state, const char *name) {
 }
 
 /* A run that must succeed; its result (release it with json_decref). */
-__attribute__((format(printf, 3, 4))) static inline json_t *
-train(void **state, const char *name, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline json_t *train(void **state, const char *name,
+                                                                  const char *format, ...) {
     char options[1024];
     program_result result;
     va_list values;

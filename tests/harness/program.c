@@ -24,10 +24,10 @@ enum { DEFAULT_LIMIT_MS = 120000, LEFT_MS = 1000 };
 struct program {
     pid_t pid;
     bool has_ended;
-    int how;         /* from waitpid */
-    int out, err;    /* memory files */
-    char *out_text;  /* of program_out */
-    char mark[64];   /* "NAME=value" in the environment of all its processes */
+    int how;        /* from waitpid */
+    int out, err;   /* memory files */
+    char *out_text; /* of program_out */
+    char mark[64];  /* "NAME=value" in the environment of all its processes */
     int64_t start_ns, end_ns, limit_ns;
 };
 

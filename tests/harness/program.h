@@ -2,8 +2,8 @@
  *
  * What the program prints goes to memory files, so it can be read while the program runs and no
  * pipe can fill up. Its processes are found by a mark in their environment: also workers whose
- * launcher was killed. Everything a run leaves is ended by program_finish; a test asserts that there
- * was nothing.
+ * launcher was killed. Everything a run leaves is ended by program_finish; a test asserts that
+ * there was nothing.
  *
  * Waits are for conditions, with a limit after which the test fails; sanitizer builds are slow, so
  * limits are generous. The calls use cmocka's assertions and belong into the test's own thread. */
@@ -21,9 +21,9 @@ enum { PROGRAM_MAX_WORDS = 128 };
 typedef struct program_opts {
     const char *const *environment; /* "NAME=value" to add, NULL ends; the test's own LOCKSTEP_… are
                                      * not passed on */
-    int (*prepare)(void *context);  /* in the child, before exec; nonzero gives exit code 99 */
+    int (*prepare)(void *context); /* in the child, before exec; nonzero gives exit code 99 */
     void *context;
-    int64_t limit_ms;               /* 0: 120,000 */
+    int64_t limit_ms; /* 0: 120,000 */
 } program_opts;
 
 typedef struct program program;
@@ -69,7 +69,6 @@ typedef struct program_words {
     size_t used;
 } program_words;
 void add_words(program_words *words, const char *const *list);
-void add_split(program_words *words, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void add_split(program_words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -10,19 +10,20 @@
 /* A sentence is one word of each list. */
 static const char *const openings[] = {"The", "A", "Every", "That", "One"};
 static const char *const adjectives[] = {"old", "small", "green", "quiet", "clever", "tired"};
-static const char *const nouns[] = {"river", "farmer", "horse", "garden", "teacher",
-                                    "window", "child", "mountain"};
+static const char *const nouns[] = {"river",   "farmer", "horse", "garden",
+                                    "teacher", "window", "child", "mountain"};
 static const char *const verbs[] = {"follows", "sees", "remembers", "carries", "watches", "finds"};
-static const char *const objects[] = {"the road", "the morning", "a letter", "the water",
-                                      "its shadow", "the song"};
+static const char *const objects[] = {"the road",  "the morning", "a letter",
+                                      "the water", "its shadow",  "the song"};
 static const char *const endings[] = {".", " again.", " at night.", " in the rain."};
 
-#define LIST(words) {words, sizeof words / sizeof words[0]}
+#define LIST(words)                                                                                \
+    { words, sizeof words / sizeof words[0] }
 static const struct {
     const char *const *words;
     size_t n;
-} lists[] = {LIST(openings), LIST(adjectives), LIST(nouns), LIST(verbs), LIST(objects),
-             LIST(endings)};
+} lists[] = {LIST(openings), LIST(adjectives), LIST(nouns),
+             LIST(verbs),    LIST(objects),    LIST(endings)};
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 static size_t add(char *text, size_t used, size_t bytes, const char *word) {

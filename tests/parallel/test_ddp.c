@@ -305,7 +305,7 @@ static void models_without_gradients_step(void **state) {
     run_all(empty_models_step, NULL);
 }
 
-enum { N_MANY = 2 * LSI_CALLS + 17 };
+enum { N_MANY = LSI_CALLS + 17 };
 
 static ls_status more_buckets_than_calls(ls_group *group, void *context) {
     int64_t *counts = calloc(N_MANY, sizeof *counts);

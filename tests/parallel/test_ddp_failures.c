@@ -248,6 +248,36 @@ static void buckets_in_flight_outlive_their_owner(void **state) {
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }
 
+/* What destroying runs into is not what the caller wants to read. */
+static ls_status rank_0_destroys_after_an_abort(ls_group *group, void *context) {
+    _Atomic int *created = context;
+    toy model;
+    ls_ddp *ddp = NULL;
+    toy_init(&model, counts, N_PARAMS, 0);
+    LSI_TRY(ls_ddp_create(group, model.params, N_PARAMS, &tiny_buckets, &ddp));
+    if (ls_group_rank(group) == 1) *created = 1;
+    while (!*created) lsi_sleep_ms(1);
+    if (ls_group_rank(group) == 0) {
+        walk w = {&model, ddp, 1, 0, 3};
+        LSI_TRY(walk_step(&w));
+        ls_group_abort(group, LS_ERR_NUMERIC, "the second failure");
+        (void)lsi_fail(LS_ERR_STATE, "the first failure");
+    }
+    char before[LSI_MESSAGE_BYTES];
+    snprintf(before, sizeof before, "%s", ls_last_message());
+    ls_ddp_destroy(ddp);
+    RANK_CHECK(strcmp(ls_last_message(), before) == 0, "message '%s'", ls_last_message());
+    toy_fini(&model);
+    return LS_OK;
+}
+
+static void destroying_keeps_the_message(void **state) {
+    (void)state;
+    _Atomic int created = 0;
+    assert_ok(run_ranks(RANKS_AS_THREADS, 2, rank_0_destroys_after_an_abort, &created));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
 /* ---- what one rank cannot get ---- */
 
 typedef struct fixture {
@@ -344,6 +374,7 @@ int main(void) {
         cmocka_unit_test(different_numbers_of_micro_batches_are_found),
         cmocka_unit_test(destroying_within_a_step_leaves_nothing),
         cmocka_unit_test(buckets_in_flight_outlive_their_owner),
+        cmocka_unit_test(destroying_keeps_the_message),
         cmocka_unit_test(failed_allocations_are_reported_and_leave_nothing),
         cmocka_unit_test(a_full_ring_fails_the_step),
         cmocka_unit_test(a_heap_too_small_is_reported),

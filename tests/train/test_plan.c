@@ -1,7 +1,7 @@
 /* lsi_plan_run: what follows from a configuration, and what wrong ones are answered with.
  *
- * Where numbers do not fit together the message names numbers that would. These are taken out of the
- * message and tried: each alternative behind "would work:" has to be a plan. */
+ * Where numbers do not fit together the message names numbers that would. These are taken out of
+ * the message and tried: each alternative behind "would work:" has to be a plan. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,8 +43,8 @@ static void add_line(request *r, char *line) {
 
 static request new_request(void) {
     request r = {.n = 0};
-    const char *const all[] = {"--data", text_path, "--seq-len", "16", "--n-layer", "1",
-                               "--n-head", "2", "--n-embd", "8"};
+    const char *const all[] = {"--data", text_path,  "--seq-len", "16",       "--n-layer",
+                               "1",      "--n-head", "2",         "--n-embd", "8"};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_word(&r, all[i]);
     return r;
 }
