@@ -27,9 +27,10 @@ show() {
     "$@"
 }
 
-show build/lockstep train --data $text --workers 2 --steps 1200 --n-layer 4 --n-head 4 \
-    --n-embd 128 --seq-len 128 --batch-size 32 --out $run
-show build/lockstep generate --model $run/model --prompt "In the beginning"
+show build/lockstep train --data $text --workers 2 --steps 1800 --batch-size 16 \
+    --n-layer 4 --n-head 4 --n-embd 128 --seq-len 128 --lr 0.003 --beta2 0.99 --out $run
+show build/lockstep generate --model $run/model --prompt "In the beginning" --temperature 0.6 \
+    --tokens 400
 
 say "Next: train on your own text, build/lockstep train --data FILE --workers 2 --out my-run" \
     "(all options: build/lockstep train --help)."

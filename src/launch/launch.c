@@ -78,16 +78,16 @@ static void restore_signals(const supervisor *s) {
 }
 
 static ls_status open_signals(supervisor *s) {
-    const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
+    const int handled[] = {SIGCHLD, SIGINT, SIGTERM};
     const struct sigaction by_default = {.sa_handler = SIG_DFL};
+    struct sigaction hang_up;
     sigemptyset(&s->signals);
-    sigaddset(&s->signals, SIGCHLD);
-    for (size_t i = 0; i < sizeof stopping / sizeof stopping[0]; i++) {
-        /* What nohup or a shell's & made us ignore stays ignored; a signalfd would see it. */
-        struct sigaction now;
-        if (sigaction(stopping[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
-            sigaddset(&s->signals, stopping[i]);
-    }
+    for (size_t i = 0; i < sizeof handled / sizeof handled[0]; i++)
+        sigaddset(&s->signals, handled[i]);
+    /* What nohup made us ignore stays ignored. SIGINT counts even so: a script's & ignores it, and
+     * whoever then sends it to this process means it. */
+    if (sigaction(SIGHUP, NULL, &hang_up) == 0 && hang_up.sa_handler != SIG_IGN)
+        sigaddset(&s->signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &s->signals, &s->signals_before);
     /* Where SIGCHLD is ignored the system reaps workers, and how they ended would be lost. */
     sigaction(SIGCHLD, &by_default, &s->child_before);

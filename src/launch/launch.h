@@ -26,8 +26,8 @@ typedef ls_status (*lsi_worker_fn)(lsi_region *region, int rank, void *context);
 /* Runs body in n_workers processes and waits. Returns LS_OK when all did, otherwise the first
  * failure with its message ("rank 2 (pid 71) was killed by signal 9 (Killed) at step 17").
  * SIGINT / SIGTERM: the first asks workers to stop after the current step
- * (lsi_region_stop_requested), a second one, or stop_ms later, aborts them. SIGHUP is the same;
- * those that the caller ignores stay ignored. Ignoring SIGCHLD does no harm. */
+ * (lsi_region_stop_requested), a second one, or stop_ms later, aborts them. SIGHUP is the same
+ * unless the caller ignores it (nohup). Ignoring SIGCHLD does no harm. */
 LS_CHECKED ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *context);
 
 #endif
