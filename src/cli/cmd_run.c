@@ -59,7 +59,7 @@ exit_code run_program(int argc, char **argv) {
     if (status == LS_OK)
         status = lsi_opt_parse(run_program_options, n_options, argv, &config, NULL, 0, &set);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
-    lsi_launch_opts opts = {.n_workers = (int)config.workers};
+    lsi_launch_opts opts = {.n_workers = (int)config.workers, .forward_signals = true};
     status = lsi_launch(&opts, become_program, words);
     lsi_opt_destroy(set);
     return status == LS_OK ? EXIT_DONE : report_failure(status, EXIT_FAILED);

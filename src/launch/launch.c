@@ -38,6 +38,7 @@ typedef struct supervisor {
     struct sigaction child_before; /* what SIGCHLD did before */
     int signal_fd;
     int64_t grace_ms, stop_ms;
+    bool forward_signals;
     int64_t stop_deadline_ns; /* INT64_MAX until asked to stop */
     int64_t kill_deadline_ns; /* INT64_MAX until the region has an error */
 } supervisor;
@@ -150,6 +151,11 @@ static void kill_group(pid_t pid) {
     kill(-pid, SIGKILL);
 }
 
+static void forward_signal(const supervisor *s, int signal_number) {
+    for (int rank = 0; rank < s->n_workers; rank++)
+        if (s->pid[rank]) kill(-s->pid[rank], signal_number);
+}
+
 static void reap_worker(supervisor *s, int rank) {
     siginfo_t how = {.si_pid = 0};
     bool is_ours = waitid(P_PID, (id_t)s->pid[rank], &how, WEXITED | WNOHANG | WNOWAIT) == 0;
@@ -176,8 +182,10 @@ static void handle_stop_signal(supervisor *s, int signal_number) {
     if (s->stop_deadline_ns == INT64_MAX) {
         lsi_region_request_stop(s->region, signal_number);
         s->stop_deadline_ns = lsi_deadline_ns(s->stop_ms);
-        lsi_log(LSI_LOG_WARNING, "%s: stopping after the current step; once more stops at once",
-                strsignal(signal_number));
+        if (s->forward_signals) forward_signal(s, signal_number);
+        else
+            lsi_log(LSI_LOG_WARNING, "%s: stopping after the current step; once more stops at once",
+                    strsignal(signal_number));
         return;
     }
     char message[LSI_MESSAGE_BYTES];
@@ -222,6 +230,7 @@ ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *cont
     supervisor s = {.n_workers = opts->n_workers,
                     .grace_ms = opts->grace_ms > 0 ? opts->grace_ms : DEFAULT_GRACE_MS,
                     .stop_ms = opts->stop_ms > 0 ? opts->stop_ms : DEFAULT_STOP_MS,
+                    .forward_signals = opts->forward_signals,
                     .stop_deadline_ns = INT64_MAX,
                     .kill_deadline_ns = INT64_MAX};
     LSI_TRY(lsi_region_create(opts->n_workers, opts->shared_bytes, &s.region));

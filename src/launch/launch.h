@@ -8,6 +8,7 @@
 #ifndef LSI_LAUNCH_LAUNCH_H
 #define LSI_LAUNCH_LAUNCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/message.h"
@@ -18,6 +19,8 @@ typedef struct lsi_launch_opts {
     size_t shared_bytes; /* address space for shared buffers of all ranks; 0: from memory size */
     int64_t grace_ms;    /* between the first failure and SIGKILL; 0: 500 */
     int64_t stop_ms;     /* between SIGINT or SIGTERM and the end of patience; 0: 60,000 */
+    bool forward_signals; /* also send the first SIGINT, SIGTERM or SIGHUP to the workers: for
+                             programs that know nothing of lsi_region_stop_requested */
 } lsi_launch_opts;
 
 /* Body of a worker; its status becomes the worker's exit code. The region is already attached. */

@@ -191,6 +191,7 @@ typedef struct launch_row {
     int64_t grace_ms, stop_ms;
     ls_status expected;
     const char *text[3];
+    bool forward;
 } launch_row;
 
 enum { N_WORKERS = 4 };
@@ -229,7 +230,8 @@ static ls_status launch_and_look_around(const launch_row *row, int n_workers) {
     lsi_launch_opts opts = {.n_workers = n_workers,
                             .shared_bytes = 1 << 20,
                             .grace_ms = row->grace_ms,
-                            .stop_ms = row->stop_ms};
+                            .stop_ms = row->stop_ms,
+                            .forward_signals = row->forward};
     int n_descriptors = n_entries("/proc/self/fd", "");
     int64_t begin_ns = lsi_now_ns();
     pid_t helper = start_helper(row);
@@ -253,7 +255,15 @@ static ls_status launch_and_look_around(const launch_row *row, int n_workers) {
 }
 
 static const launch_row launch_rows[] = {
-    {"a worker fails", rank_2_fails, 0, 0, 0, 0, LS_ERR_NUMERIC, {"rank 2: the loss is nan"}},
+    {"a worker fails",
+     rank_2_fails,
+     0,
+     0,
+     0,
+     0,
+     LS_ERR_NUMERIC,
+     {"rank 2: the loss is nan"},
+     false},
     {"a worker exits with 3",
      rank_1_exits_with_3,
      0,
@@ -261,7 +271,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 1 (pid ", "exited with code 3", "at step 17"}},
+     {"rank 1 (pid ", "exited with code 3", "at step 17"},
+     false},
     {"a worker exits with 0 too early",
      rank_1_exits_with_0,
      0,
@@ -269,7 +280,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 1 did not join", "it has left the group"}},
+     {"rank 1 did not join", "it has left the group"},
+     false},
     {"a worker crashes",
      rank_1_crashes,
      0,
@@ -277,7 +289,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 1 (pid ", "killed by signal 11", "at step 17"}},
+     {"rank 1 (pid ", "killed by signal 11", "at step 17"},
+     false},
     {"a worker aborts",
      rank_1_aborts,
      0,
@@ -285,7 +298,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 1 (pid ", "killed by signal 6", "at step 17"}},
+     {"rank 1 (pid ", "killed by signal 6", "at step 17"},
+     false},
     {"a worker stops itself",
      rank_2_stops_itself,
      0,
@@ -293,7 +307,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_TIMEOUT,
-     {"rank 2 did not join", "barrier"}},
+     {"rank 2 did not join", "barrier"},
+     false},
     {"killed, others wait",
      waits,
      SIGKILL,
@@ -301,7 +316,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 9", "at step 17"}},
+     {"rank 2 (pid ", "killed by signal 9", "at step 17"},
+     false},
     {"killed, others compute",
      computes,
      SIGKILL,
@@ -309,7 +325,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 9", "at step 17"}},
+     {"rank 2 (pid ", "killed by signal 9", "at step 17"},
+     false},
     {"killed, others do both",
      waits_or_computes,
      SIGKILL,
@@ -317,7 +334,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 9", "at step 17"}},
+     {"rank 2 (pid ", "killed by signal 9", "at step 17"},
+     false},
     {"terminated, others wait",
      waits,
      SIGTERM,
@@ -325,7 +343,8 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 15", "at step 17"}},
+     {"rank 2 (pid ", "killed by signal 15", "at step 17"},
+     false},
     {"killed, others ignore all",
      ignores_everything,
      SIGKILL,
@@ -333,7 +352,8 @@ static const launch_row launch_rows[] = {
      100,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 9"}},
+     {"rank 2 (pid ", "killed by signal 9"},
+     false},
     {"a worker with a child is killed",
      rank_2_starts_another,
      SIGKILL,
@@ -341,10 +361,20 @@ static const launch_row launch_rows[] = {
      0,
      0,
      LS_ERR_PEER,
-     {"rank 2 (pid ", "killed by signal 9"}},
-    {"SIGINT, workers stop", stops_when_asked, SIGINT, 1, 0, 0, LS_OK, {NULL}},
-    {"SIGTERM, workers stop", stops_when_asked, SIGTERM, 1, 0, 0, LS_OK, {NULL}},
-    {"SIGHUP, workers stop", stops_when_asked, SIGHUP, 1, 0, 0, LS_OK, {NULL}},
+     {"rank 2 (pid ", "killed by signal 9"},
+     false},
+    {"SIGTERM, forwarded",
+     goes_on_when_asked_to_stop,
+     SIGTERM,
+     1,
+     0,
+     0,
+     LS_ERR_PEER,
+     {"was killed by signal 15"},
+     true},
+    {"SIGINT, workers stop", stops_when_asked, SIGINT, 1, 0, 0, LS_OK, {NULL}, false},
+    {"SIGTERM, workers stop", stops_when_asked, SIGTERM, 1, 0, 0, LS_OK, {NULL}, false},
+    {"SIGHUP, workers stop", stops_when_asked, SIGHUP, 1, 0, 0, LS_OK, {NULL}, false},
     {"SIGTERM twice",
      goes_on_when_asked_to_stop,
      SIGTERM,
@@ -352,7 +382,8 @@ static const launch_row launch_rows[] = {
      100,
      0,
      LS_ERR_INTERRUPTED,
-     {"stopped at once by signal 15"}},
+     {"stopped at once by signal 15"},
+     false},
     {"SIGINT twice",
      goes_on_when_asked_to_stop,
      SIGINT,
@@ -360,7 +391,8 @@ static const launch_row launch_rows[] = {
      100,
      0,
      LS_ERR_INTERRUPTED,
-     {"stopped at once by signal 2"}},
+     {"stopped at once by signal 2"},
+     false},
     {"SIGTERM, then patience ends",
      goes_on_when_asked_to_stop,
      SIGTERM,
@@ -368,7 +400,8 @@ static const launch_row launch_rows[] = {
      100,
      200,
      LS_ERR_INTERRUPTED,
-     {"stopped at once by signal 15"}},
+     {"stopped at once by signal 15"},
+     false},
 };
 
 static void expect_row(const launch_row *row) {
@@ -433,12 +466,11 @@ static void buffered_output_appears_once(void **state) {
 
 /* ---- signals that were ignored before ---- */
 
-/* nohup ignores SIGHUP, and that must hold; a script's & ignores SIGINT, and kill -INT must work. */
+/* nohup ignores SIGHUP, and that must hold; a script's & ignores SIGINT, and kill -INT must work.
+ */
 static void an_ignored_hang_up_stays_ignored_an_interrupt_does_not(void **state) {
     (void)state;
-    const struct {
-        int signal, seen;
-    } rows[] = {{SIGHUP, 0}, {SIGINT, SIGINT}, {SIGTERM, SIGTERM}};
+    const struct { int signal, seen; } rows[] = {{SIGHUP, 0}, {SIGINT, SIGINT}, {SIGTERM, SIGTERM}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         const launch_row row = {
             .name = "ignored", .body = looks_whether_asked, .signal = rows[i].signal, .n_times = 1};
