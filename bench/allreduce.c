@@ -2,12 +2,13 @@
  *
  *     lockstep run --workers 2 -- build/bench/allreduce
  *
- * Each rank rewrites its buffer before each call, as a backward pass does. Calls on the two kinds of
- * buffer and the bound are measured in turn, so that a noisy machine disturbs all alike; the medians
- * of the slowest rank are printed.
+ * Each rank rewrites its buffer before each call, as a backward pass does. Calls on the two kinds
+ * of buffer and the bound are measured in turn, so that a noisy machine disturbs all alike; the
+ * medians of the slowest rank are printed.
  *
  * bound: the time in which a rank can touch 2 S bytes (read and write its slice of everybody's
- * buffer), at the speed at which it adds one private array of S bytes to another in the same run. */
+ * buffer), at the speed at which it adds one private array of S bytes to another in the same run.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +76,8 @@ static void measure(ls_group *group, const buffers *b, int64_t count, float slow
 }
 
 int main(void) {
-    static const int64_t bytes[] = {8, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20,
-                                    16 << 20, 25 << 20, 64 << 20, 256 << 20};
+    static const int64_t bytes[] = {8,       1 << 10,  8 << 10,  64 << 10, 512 << 10, 1 << 20,
+                                    4 << 20, 16 << 20, 25 << 20, 64 << 20, 256 << 20};
     const int n_sizes = sizeof bytes / sizeof bytes[0];
     ls_group *group = NULL;
     void *shared = NULL;
@@ -89,8 +90,9 @@ int main(void) {
     int is_first = ls_group_rank(group) == 0;
     if (is_first)
         printf("all-reduce, float32 sum, %d ranks, microseconds (median of the slowest rank)\n"
-               "%12s %10s %10s %10s %12s\n", ls_group_world_size(group), "bytes", kind_names[0],
-               kind_names[1], kind_names[2], "bound/shared");
+               "%12s %10s %10s %10s %12s\n",
+               ls_group_world_size(group), "bytes", kind_names[0], kind_names[1], kind_names[2],
+               "bound/shared");
     for (int s = 0; s < n_sizes; s++) {
         float us[N_KINDS];
         measure(group, &b, bytes[s] / (int64_t)sizeof(float), us);

@@ -13,9 +13,9 @@
  * power of two below their number, recursively), so results have the same bits on all ranks, in
  * all runs, whatever the algorithm. `scale` multiplies once, after the sum.
  *
- * Threads: one thread at a time per group handle, but ls_group_abort from any thread. A group belongs
- * to the process that made it: after fork the child must make no calls on it (destroying its copy is
- * harmless). */
+ * Threads: one thread at a time per group handle, but ls_group_abort from any thread. A group
+ * belongs to the process that made it: after fork the child must make no calls on it (destroying
+ * its copy is harmless). */
 #ifndef LOCKSTEP_GROUP_H
 #define LOCKSTEP_GROUP_H
 
@@ -65,8 +65,8 @@ LS_API LS_CHECKED ls_status ls_all_reduce(ls_group *group, const void *input, vo
                                           ls_work **work);
 /* input: world size * count elements; output: the rank's own count elements of the scaled sum. */
 LS_API LS_CHECKED ls_status ls_reduce_scatter(ls_group *group, const void *input, void *output,
-                                              int64_t count, ls_dtype dtype, ls_op op,
-                                              double scale, ls_work **work);
+                                              int64_t count, ls_dtype dtype, ls_op op, double scale,
+                                              ls_work **work);
 /* input: count elements; output: world size * count elements in rank order. */
 LS_API LS_CHECKED ls_status ls_all_gather(ls_group *group, const void *input, void *output,
                                           int64_t count, ls_dtype dtype, ls_work **work);

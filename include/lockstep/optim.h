@@ -37,7 +37,7 @@ typedef struct ls_schedule {
     double min_lr;        /* what step total_steps would have, one tick after the last */
     int64_t warmup_steps; /* linear from peak_lr / warmup_steps to peak_lr */
     int64_t total_steps;
-    int kind;             /* LS_SCHEDULE_… */
+    int kind; /* LS_SCHEDULE_… */
 } ls_schedule;
 
 enum {

@@ -43,7 +43,8 @@ typedef struct ls_ddp_opts {
                                log2(micro-batches of a rank) + 1 more copies of the gradients */
 } ls_ddp_opts;
 
-#define LS_DDP_OPTS_INIT {sizeof(ls_ddp_opts), 0, 0, 0}
+#define LS_DDP_OPTS_INIT                                                                           \
+    { sizeof(ls_ddp_opts), 0, 0, 0 }
 
 /* Collective, blocks. Compares names, sizes and order of the parameters over ranks (a difference
  * is LS_ERR_MISMATCH and names the rank and the first parameter that differs), broadcasts rank 0's

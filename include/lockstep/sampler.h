@@ -30,9 +30,9 @@ typedef struct ls_sampler_opts {
     int rank;             /* [0, n_ranks) */
     int shuffle;          /* 0: in order; else a new permutation each epoch from (seed, epoch) */
     uint64_t seed;
-    int tail;             /* LS_TAIL_… */
-    int assign;           /* LS_ASSIGN_… */
-    int64_t block;        /* samples of a rank in a round, LS_ASSIGN_BLOCKS only; 0 means 1 */
+    int tail;      /* LS_TAIL_… */
+    int assign;    /* LS_ASSIGN_… */
+    int64_t block; /* samples of a rank in a round, LS_ASSIGN_BLOCKS only; 0 means 1 */
 } ls_sampler_opts;
 
 /* The caller owns *sampler. Errors: LS_ERR_ARGUMENT names every bad field. */

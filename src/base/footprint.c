@@ -39,8 +39,10 @@ static int64_t mapped_bytes(void) {
     int64_t sum = 0, kib = 0;
     bool counts = false;
     while (fgets(line, sizeof line, file)) {
-        if (is_mapping_head(line)) counts = is_counted(line);
-        else if (counts && sscanf(line, "Rss: %" SCNd64 " kB", &kib) == 1) sum += kib * 1024;
+        if (is_mapping_head(line))
+            counts = is_counted(line);
+        else if (counts && sscanf(line, "Rss: %" SCNd64 " kB", &kib) == 1)
+            sum += kib * 1024;
     }
     fclose(file);
     return sum;

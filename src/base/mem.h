@@ -24,7 +24,7 @@ typedef enum lsi_mem_kind {
 #define LSI_MEM_KIND_ENUM(name, text) LSI_MEM_##name,
     LSI_MEM_KIND_TABLE(LSI_MEM_KIND_ENUM)
 #undef LSI_MEM_KIND_ENUM
-    LSI_MEM_N_KINDS
+        LSI_MEM_N_KINDS
 } lsi_mem_kind;
 
 const char *lsi_mem_kind_name(lsi_mem_kind kind);
@@ -48,7 +48,7 @@ int64_t lsi_mem_now(lsi_mem_kind kind);  /* bytes accounted now */
 int64_t lsi_mem_peak(lsi_mem_kind kind); /* highest value of lsi_mem_now since start or reset */
 void lsi_mem_reset_peaks(void);
 int64_t lsi_mem_heap_bytes(void); /* in live blocks of lsi_alloc, all kinds, headers included */
-int64_t lsi_mem_n_blocks(void); /* live blocks of lsi_alloc: 0 when nothing leaked */
+int64_t lsi_mem_n_blocks(void);   /* live blocks of lsi_alloc: 0 when nothing leaked */
 
 /* The n-th allocation from now (1 = the next) fails, once; 0 switches injection off.
  * Returns nothing to undo: the counter is process-wide. Tests only. */

@@ -26,8 +26,8 @@ typedef enum lsi_opt_type {
 } lsi_opt_type;
 
 typedef struct lsi_opt {
-    const char *name;    /* "micro-batch-size", at most 64 letters; NULL ends the table */
-    char letter;         /* short form, 0: none */
+    const char *name; /* "micro-batch-size", at most 64 letters; NULL ends the table */
+    char letter;      /* short form, 0: none */
     lsi_opt_type type;
     size_t offset;       /* of the value in the struct of values */
     const char *unit;    /* "tokens", "ms", "FILE" …: shown in help; NULL: none */

@@ -15,7 +15,8 @@ exit_code run_generate(int argc, char **argv) {
     if (status != LS_OK)
         code = report_failure(status, status == LS_ERR_USAGE || status == LS_ERR_ARGUMENT ||
                                               status == LS_ERR_NOT_FOUND
-                                          ? EXIT_WRONG_USAGE : EXIT_FAILED);
+                                          ? EXIT_WRONG_USAGE
+                                          : EXIT_FAILED);
     lsi_opt_destroy(set);
     return finish_output(code);
 }

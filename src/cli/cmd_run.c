@@ -35,8 +35,8 @@ static ls_status become_program(lsi_region *region, int rank, void *context) {
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
     execvp(argv[0], argv);
-    return lsi_fail_errno(errno == ENOENT ? LS_ERR_NOT_FOUND : LS_ERR_SYSTEM, "run: cannot start %s",
-                          argv[0]);
+    return lsi_fail_errno(errno == ENOENT ? LS_ERR_NOT_FOUND : LS_ERR_SYSTEM,
+                          "run: cannot start %s", argv[0]);
 }
 
 /* Where the program's own words begin: behind `--`, or NULL. */
@@ -54,8 +54,9 @@ exit_code run_program(int argc, char **argv) {
     lsi_opt_set *set = NULL;
     int n_options = 0;
     char **words = program_words(argc, argv, &n_options);
-    ls_status status = words ? LS_OK : lsi_fail(LS_ERR_USAGE, "run: no program; expected: lockstep "
-                                                "run --workers N -- PROGRAM [arguments]");
+    ls_status status = words ? LS_OK
+                             : lsi_fail(LS_ERR_USAGE, "run: no program; expected: lockstep "
+                                                      "run --workers N -- PROGRAM [arguments]");
     if (status == LS_OK)
         status = lsi_opt_parse(run_program_options, n_options, argv, &config, NULL, 0, &set);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);

@@ -20,12 +20,13 @@ static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
            (long long)p->n_micro_batches, (long long)p->micro_batch_size, lsi_gemm_library());
     if (p->deal.largest * c->workers != p->n_micro_batches)
         printf("note: the fixed tree gives unequal shares, up to %lld micro-batches for a worker "
-               "instead of %.1f\n", (long long)p->deal.largest,
-               (double)p->n_micro_batches / (double)c->workers);
+               "instead of %.1f\n",
+               (long long)p->deal.largest, (double)p->n_micro_batches / (double)c->workers);
     int64_t drop = p->n_samples[LSI_SPLIT_TRAIN] - p->steps_per_epoch * c->batch_size;
     if (drop > 0)
         printf("note: %lld sequences do not fill a batch and are left out of each epoch "
-               "(--tail pad uses them)\n", (long long)drop);
+               "(--tail pad uses them)\n",
+               (long long)drop);
     if (c->workers * p->n_threads > lsi_cpu_count())
         printf("note: %lld workers x %d threads share %d processors\n", (long long)c->workers,
                p->n_threads, lsi_cpu_count());
@@ -38,7 +39,9 @@ static exit_code train(const lsi_train_config *config) {
     if (status == LS_OK) status = lsi_train_prepare_folder(config, stdout);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
     print_header(config, &plan);
-    lsi_train_job job = {.config = config, .plan = &plan, .out = stdout,
+    lsi_train_job job = {.config = config,
+                         .plan = &plan,
+                         .out = stdout,
                          .strategy = config->workers == 1 ? "single" : "ddp"};
     lsi_launch_opts opts = {.n_workers = (int)config->workers};
     status = lsi_launch(&opts, lsi_train_worker, &job);

@@ -5,14 +5,15 @@
 #include "base/message.h"
 #include "base/opt.h"
 
-/* Exit codes: 0 done, 1 failed while running, 2 nothing was started because the request was wrong. */
+/* Exit codes: 0 done, 1 failed while running, 2 nothing was started because the request was wrong.
+ */
 typedef enum exit_code { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_WRONG_USAGE = 2 } exit_code;
 
 typedef struct command {
     const char *name;
-    const char *usage;       /* what follows the name */
-    const char *help;        /* one line */
-    const lsi_opt *options;  /* NULL: none */
+    const char *usage;                       /* what follows the name */
+    const char *help;                        /* one line */
+    const lsi_opt *options;                  /* NULL: none */
     exit_code (*run)(int argc, char **argv); /* argv[0] is the first argument */
 } command;
 

@@ -36,7 +36,8 @@ exit_code refuse_command(const char *word) {
 }
 
 exit_code refuse_words(const char *name, const char *word) {
-    fprintf(stderr, "lockstep: %s: unexpected word '%s'; see `lockstep help %s`\n", name, word, name);
+    fprintf(stderr, "lockstep: %s: unexpected word '%s'; see `lockstep help %s`\n", name, word,
+            name);
     return EXIT_WRONG_USAGE;
 }
 

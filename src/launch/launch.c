@@ -139,10 +139,12 @@ static void report_death(supervisor *s, int rank, const siginfo_t *how) {
         snprintf(end, sizeof end, "exited with code %d", how->si_status);
     else
         snprintf(end, sizeof end, "ended, and another part of this program took its exit status");
-    snprintf(message, sizeof message, "rank %d (pid %d) %s at step %lld; all workers were stopped%s",
-             rank, (int)s->pid[rank], end, (long long)lsi_region_step(s->region, rank),
+    snprintf(message, sizeof message,
+             "rank %d (pid %d) %s at step %lld; all workers were stopped%s", rank,
+             (int)s->pid[rank], end, (long long)lsi_region_step(s->region, rank),
              by_signal && how->si_status == SIGKILL
-                 ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)" : "");
+                 ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)"
+                 : "");
     lsi_region_abort(s->region, LS_ERR_PEER, rank, message);
 }
 
@@ -182,7 +184,8 @@ static void handle_stop_signal(supervisor *s, int signal_number) {
     if (s->stop_deadline_ns == INT64_MAX) {
         lsi_region_request_stop(s->region, signal_number);
         s->stop_deadline_ns = lsi_deadline_ns(s->stop_ms);
-        if (s->forward_signals) forward_signal(s, signal_number);
+        if (s->forward_signals)
+            forward_signal(s, signal_number);
         else
             lsi_log(LSI_LOG_WARNING, "%s: stopping after the current step; once more stops at once",
                     strsignal(signal_number));

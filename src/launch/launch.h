@@ -16,9 +16,9 @@
 
 typedef struct lsi_launch_opts {
     int n_workers;
-    size_t shared_bytes; /* address space for shared buffers of all ranks; 0: from memory size */
-    int64_t grace_ms;    /* between the first failure and SIGKILL; 0: 500 */
-    int64_t stop_ms;     /* between SIGINT or SIGTERM and the end of patience; 0: 60,000 */
+    size_t shared_bytes;  /* address space for shared buffers of all ranks; 0: from memory size */
+    int64_t grace_ms;     /* between the first failure and SIGKILL; 0: 500 */
+    int64_t stop_ms;      /* between SIGINT or SIGTERM and the end of patience; 0: 60,000 */
     bool forward_signals; /* also send the first SIGINT, SIGTERM or SIGHUP to the workers: for
                              programs that know nothing of lsi_region_stop_requested */
 } lsi_launch_opts;

@@ -156,12 +156,8 @@ void lsi_model_init(lsi_model *model, uint64_t seed) {
         ls_param *param = &model->params[i];
         lsi_rng_stream stream = lsi_rng_open(seed, LSI_RNG_INIT, (uint32_t)i, 0);
         switch (model->inits[i].kind) {
-        case LSI_INIT_ZERO:
-            fill(param->data, param->count, 0.0f);
-            break;
-        case LSI_INIT_ONE:
-            fill(param->data, param->count, 1.0f);
-            break;
+        case LSI_INIT_ZERO: fill(param->data, param->count, 0.0f); break;
+        case LSI_INIT_ONE: fill(param->data, param->count, 1.0f); break;
         case LSI_INIT_NORMAL:
             lsi_rng_normal(&stream, (float)model->inits[i].std, param->data, param->count);
             break;

@@ -9,8 +9,8 @@
  *
  * Step s < warmup: peak * (s + 1) / warmup, so the first step already learns. From there the share
  * p = (s - warmup) / (total - warmup) of the way decides: cosine min + (peak - min) (1 + cos(pi p))
- * / 2, linear peak + (min - peak) p. As in the field's other schedules a run of total steps ends one
- * tick before min: linear from 1 to 0 over 100 steps has 0.5 at step 50. */
+ * / 2, linear peak + (min - peak) p. As in the field's other schedules a run of total steps ends
+ * one tick before min: linear from 1 to 0 over 100 steps has 0.5 at step 50. */
 #include <math.h>
 
 #include <lockstep/optim.h>

@@ -33,7 +33,6 @@ void lsi_accumulator_clear(lsi_accumulator *a);
 LS_CHECKED ls_status lsi_accumulator_push(lsi_accumulator *a, float *gradient);
 /* The step's last micro-batch, elements [offset, offset + count): gradient becomes the sum of all.
  * May be called for ranges in any order; the stack stays as it is. */
-void lsi_accumulator_join(const lsi_accumulator *a, float *gradient, int64_t offset,
-                          int64_t count);
+void lsi_accumulator_join(const lsi_accumulator *a, float *gradient, int64_t offset, int64_t count);
 
 #endif

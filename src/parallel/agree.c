@@ -63,8 +63,7 @@ static ls_status ask(ls_group *group, int rank, const ls_param *params, int n_pa
                  (long long)params[index].count, ls_dtype_name(params[index].dtype),
                  params[index].flags & LS_PARAM_FROZEN ? ", frozen" : "",
                  params[index].flags & LS_PARAM_NO_DECAY ? ", no decay" : "");
-    return ls_broadcast(group, text, TEXT_BYTES / (int64_t)sizeof(float), LS_DTYPE_F32, rank,
-                        NULL);
+    return ls_broadcast(group, text, TEXT_BYTES / (int64_t)sizeof(float), LS_DTYPE_F32, rank, NULL);
 }
 
 static ls_status report(ls_group *group, const ls_param *params, int n_params,
@@ -76,9 +75,10 @@ static ls_status report(ls_group *group, const ls_param *params, int n_params,
     LSI_TRY(ask(group, found.rank, params, n_params, found.index, there));
     for (int r = 0; r < ls_group_world_size(group); r++)
         used += (size_t)snprintf(list + used, sizeof list - used, " %u", numbers[r]);
-    return lsi_fail(LS_ERR_MISMATCH, "the ranks built different models: parameter %d is %s on rank "
-                    "0 and %s on rank %d; number of parameters by rank:%s", found.index, here,
-                    there, found.rank, list);
+    return lsi_fail(LS_ERR_MISMATCH,
+                    "the ranks built different models: parameter %d is %s on rank "
+                    "0 and %s on rank %d; number of parameters by rank:%s",
+                    found.index, here, there, found.rank, list);
 }
 
 ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params) {

@@ -33,15 +33,15 @@ ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, int64_t c
         }
         if (params[i].count > MAX_ELEMS - plan->total_count - LINE_ELEMS) {
             lsi_bucket_plan_fini(plan);
-            return lsi_fail(LS_ERR_ARGUMENT, "parameter %s has %lld elements: together more than "
-                            "the %lld that can have gradients", params[i].name,
-                            (long long)params[i].count, (long long)MAX_ELEMS);
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "parameter %s has %lld elements: together more than "
+                            "the %lld that can have gradients",
+                            params[i].name, (long long)params[i].count, (long long)MAX_ELEMS);
         }
         int64_t count = padded(params[i].count);
         int64_t cap = plan->n_buckets <= 1 ? first_cap_bytes : cap_bytes;
         lsi_bucket *last = plan->n_buckets ? &plan->buckets[plan->n_buckets - 1] : NULL;
-        if (!last || (last->n_params > 0 &&
-                      (last->count + count) * (int64_t)sizeof(float) > cap)) {
+        if (!last || (last->n_params > 0 && (last->count + count) * (int64_t)sizeof(float) > cap)) {
             last = &plan->buckets[plan->n_buckets++];
             last->offset = plan->total_count;
         }

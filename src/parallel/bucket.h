@@ -13,17 +13,17 @@
 #include "base/message.h"
 
 typedef struct lsi_bucket {
-    int64_t offset;  /* elements before it in the gradient block */
-    int64_t count;   /* elements, padding included */
+    int64_t offset; /* elements before it in the gradient block */
+    int64_t count;  /* elements, padding included */
     int n_params;
 } lsi_bucket;
 
 typedef struct lsi_bucket_plan {
     int n_params, n_buckets;
-    int *bucket_of;        /* per parameter: its bucket, -1 if frozen */
-    int64_t *offset_of;    /* per parameter: elements before it in the gradient block */
+    int *bucket_of;     /* per parameter: its bucket, -1 if frozen */
+    int64_t *offset_of; /* per parameter: elements before it in the gradient block */
     lsi_bucket *buckets;
-    int64_t total_count;   /* elements of the gradient block */
+    int64_t total_count; /* elements of the gradient block */
 } lsi_bucket_plan;
 
 LS_CHECKED ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, int64_t cap_bytes,

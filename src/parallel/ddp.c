@@ -49,9 +49,9 @@ struct ls_ddp {
     ddp_state state;
     int64_t n_micro, next_micro; /* of this step; next_micro counts begun backward passes */
     double scale;
-    bool *is_ready;    /* per parameter */
-    int *n_waiting;    /* per bucket: parameters not ready */
-    ls_work **works;   /* per bucket */
+    bool *is_ready;  /* per parameter */
+    int *n_waiting;  /* per bucket: parameters not ready */
+    ls_work **works; /* per bucket */
     int n_posted, n_waited;
 };
 
@@ -59,13 +59,16 @@ struct ls_ddp {
 
 static ls_status check_opts(const ls_ddp_opts *opts) {
     if (opts->struct_size != sizeof *opts)
-        return lsi_fail(LS_ERR_ARGUMENT, "ddp options: struct_size is %u, this library expects "
-                        "%zu", opts->struct_size, sizeof *opts);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "ddp options: struct_size is %u, this library expects "
+                        "%zu",
+                        opts->struct_size, sizeof *opts);
     if (!(opts->bucket_cap_mb >= 0 && opts->bucket_cap_mb <= 1e9) ||
         !(opts->first_bucket_mb >= 0 && opts->first_bucket_mb <= 1e9))
-        return lsi_fail(LS_ERR_ARGUMENT, "ddp options: bucket_cap_mb %g and first_bucket_mb %g must "
-                        "be at least 0 and at most 1e9", opts->bucket_cap_mb,
-                        opts->first_bucket_mb);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "ddp options: bucket_cap_mb %g and first_bucket_mb %g must "
+                        "be at least 0 and at most 1e9",
+                        opts->bucket_cap_mb, opts->first_bucket_mb);
     return LS_OK;
 }
 
@@ -75,11 +78,15 @@ static ls_status check_params(const ls_param *params, int n_params) {
                         n_params, params ? "" : " at NULL");
     for (int i = 0; i < n_params; i++) {
         if (!params[i].name || params[i].count < 0 || (params[i].count > 0 && !params[i].data))
-            return lsi_fail(LS_ERR_ARGUMENT, "ddp: parameter %d needs a name, a count >= 0 and "
-                            "data", i);
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "ddp: parameter %d needs a name, a count >= 0 and "
+                            "data",
+                            i);
         if (params[i].dtype != LS_DTYPE_F32)
-            return lsi_fail(LS_ERR_UNSUPPORTED, "ddp: parameter %s has dtype %s; this version "
-                            "trains F32", params[i].name, ls_dtype_name(params[i].dtype));
+            return lsi_fail(LS_ERR_UNSUPPORTED,
+                            "ddp: parameter %s has dtype %s; this version "
+                            "trains F32",
+                            params[i].name, ls_dtype_name(params[i].dtype));
     }
     return LS_OK;
 }
@@ -200,11 +207,15 @@ static bool is_last_micro(const ls_ddp *ddp) {
 ls_status ls_ddp_begin_step(ls_ddp *ddp, int64_t n_micro_batches, double scale) {
     LSI_TRY(expect_state(ddp, IDLE, "ls_ddp_begin_step"));
     if (n_micro_batches < 1)
-        return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_begin_step: %lld micro-batches, at least 1 is "
-                        "needed", (long long)n_micro_batches);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "ls_ddp_begin_step: %lld micro-batches, at least 1 is "
+                        "needed",
+                        (long long)n_micro_batches);
     if (!isfinite(scale))
-        return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_begin_step: scale is %g, expected a finite number "
-                        "(0: average)", scale);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "ls_ddp_begin_step: scale is %g, expected a finite number "
+                        "(0: average)",
+                        scale);
     int n_ranks = ls_group_world_size(ddp->group);
     ddp->scale = scale != 0 ? scale : 1.0 / ((double)n_ranks * (double)n_micro_batches);
     ddp->n_micro = n_micro_batches;
@@ -222,12 +233,13 @@ int ls_ddp_accumulates(const ls_ddp *ddp) {
 ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
     LSI_TRY(expect_state(ddp, BETWEEN, "ls_ddp_begin_backward"));
     if (ddp->next_micro == ddp->n_micro)
-        return lsi_fail(LS_ERR_STATE, "ls_ddp_begin_backward: the step was begun with %lld "
-                        "micro-batches and has had them all", (long long)ddp->n_micro);
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_begin_backward: the step was begun with %lld "
+                        "micro-batches and has had them all",
+                        (long long)ddp->n_micro);
     ddp->next_micro++;
     memset(ddp->is_ready, 0, (size_t)ddp->n_params * sizeof *ddp->is_ready);
-    for (int b = 0; b < ddp->plan.n_buckets; b++)
-        ddp->n_waiting[b] = ddp->plan.buckets[b].n_params;
+    for (int b = 0; b < ddp->plan.n_buckets; b++) ddp->n_waiting[b] = ddp->plan.buckets[b].n_params;
     ddp->state = BACKWARD;
     return LS_OK;
 }
@@ -260,7 +272,8 @@ ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index) {
         return lsi_fail(LS_ERR_STATE, "ls_ddp_grad_ready: parameter %s is frozen",
                         ddp->params[index].name);
     if (ddp->is_ready[index])
-        return lsi_fail(LS_ERR_STATE, "ls_ddp_grad_ready: the gradient of parameter %s was ready "
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_grad_ready: the gradient of parameter %s was ready "
                         "already; one that is used twice is ready after the last use",
                         ddp->params[index].name);
     ddp->is_ready[index] = true;
@@ -283,7 +296,8 @@ static ls_status check_all_ready(const ls_ddp *ddp) {
     }
     names[used] = 0;
     if (n_missing == 0) return LS_OK;
-    return lsi_fail(LS_ERR_STATE, "rank %d, micro-batch %lld: %d parameters got no gradient:%s; "
+    return lsi_fail(LS_ERR_STATE,
+                    "rank %d, micro-batch %lld: %d parameters got no gradient:%s; "
                     "use them in the loss or mark them LS_PARAM_FROZEN",
                     ls_group_rank(ddp->group), (long long)ddp->next_micro, n_missing, names);
 }

@@ -50,15 +50,17 @@ ls_status lsi_deal_micro_batches(lsi_deal *deal, int64_t n_micro_batches, int n_
     if (n_ranks < 1 || n_ranks > LSI_MAX_RANKS)
         return lsi_fail(LS_ERR_ARGUMENT, "%d ranks, expected 1 to %d", n_ranks, LSI_MAX_RANKS);
     if (n_micro_batches < n_ranks)
-        return lsi_fail(LS_ERR_ARGUMENT, "%lld micro-batches cannot keep %d ranks busy; use at "
-                        "most %lld", (long long)n_micro_batches, n_ranks,
-                        (long long)n_micro_batches);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "%lld micro-batches cannot keep %d ranks busy; use at "
+                        "most %lld",
+                        (long long)n_micro_batches, n_ranks, (long long)n_micro_batches);
     bool equal = n_micro_batches % n_ranks == 0;
     if (!equal && !reproducible)
         return lsi_fail(LS_ERR_ARGUMENT, "%lld micro-batches cannot be shared equally by %d ranks",
                         (long long)n_micro_batches, n_ranks);
     for (int r = 0; r < n_ranks; r++) deal->count[r] = n_micro_batches / n_ranks;
-    if (!reproducible) lsi_order_default(&deal->order, n_ranks);
+    if (!reproducible)
+        lsi_order_default(&deal->order, n_ranks);
     else if (!equal || lsi_order_from_weights(&deal->order, n_ranks, deal->count) != LS_OK) {
         share_along_tree(n_micro_batches, n_ranks, deal->count);
         LSI_TRY(lsi_order_from_weights(&deal->order, n_ranks, deal->count));

@@ -41,8 +41,8 @@ extern const lsi_opt lsi_train_options[];
 
 /* What follows from a configuration and its data. */
 typedef struct lsi_run_plan {
-    int64_t micro_batch_size;  /* sequences */
-    int64_t n_micro_batches;   /* of a step, all ranks */
+    int64_t micro_batch_size; /* sequences */
+    int64_t n_micro_batches;  /* of a step, all ranks */
     int64_t steps_per_epoch, total_steps;
     int64_t n_samples[LSI_N_SPLITS], n_tokens[LSI_N_SPLITS];
     double unigram_entropy[LSI_N_SPLITS]; /* nats per token */

@@ -61,8 +61,8 @@ ls_status lsi_worker_evaluate(lsi_worker *w, double *loss) {
     int64_t available = w->plan->n_samples[LSI_SPLIT_VALIDATION];
     *loss = (double)NAN;
     if (available == 0) return LS_OK;
-    evaluation e = {.n_samples = available < w->config->eval_samples ? available
-                                                                     : w->config->eval_samples};
+    evaluation e = {.n_samples =
+                        available < w->config->eval_samples ? available : w->config->eval_samples};
     e.n_batches = (e.n_samples + w->plan->micro_batch_size - 1) / w->plan->micro_batch_size;
     e.share = (e.n_batches + w->n_ranks - 1) / w->n_ranks;
     float *sums = lsi_calloc(LSI_MEM_OTHER, (size_t)(e.share * w->n_ranks), sizeof *sums);

@@ -69,7 +69,8 @@ ls_status lsi_train_prepare_folder(const lsi_train_config *config, FILE *out) {
         LSI_TRY(keep_earlier(config->out, names[i], out));
     json_t *used = lsi_opt_to_json(lsi_train_options, config);
     if (!used)
-        return lsi_fail(LS_ERR_ARGUMENT, "the configuration cannot be written as JSON: a path is not "
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "the configuration cannot be written as JSON: a path is not "
                         "UTF-8, or memory ran out");
     char path[4096];
     snprintf(path, sizeof path, "%s/run.json", config->out);

@@ -18,14 +18,16 @@
 const lsi_opt lsi_generate_options[] = {
     {"model", 'm', LSI_OPT_TEXT, AT(model), "FOLDER", NULL, 0, 0, NULL, "Input",
      "Model folder (config.json and model.safetensors), for example lockstep-run/model."},
-    {"prompt", 'p', LSI_OPT_TEXT, AT(prompt), "TEXT", "\n", 0, 0, NULL, "Input", "Text to continue."},
+    {"prompt", 'p', LSI_OPT_TEXT, AT(prompt), "TEXT", "\n", 0, 0, NULL, "Input",
+     "Text to continue."},
     {"tokens", 'n', LSI_OPT_INT, AT(n_tokens), "tokens", "200", 0, 1e9, NULL, "Sampling",
      "Tokens to add."},
     {"temperature", 't', LSI_OPT_FLOAT, AT(temperature), NULL, "0.8", 0, 100, NULL, "Sampling",
      "Below 1 likelier tokens, above 1 more surprising ones, 0 always the likeliest."},
     {"top-k", 'k', LSI_OPT_INT, AT(top_k), "tokens", "0", 0, 1e9, NULL, "Sampling",
      "Draw from the k likeliest tokens only (0: from all)."},
-    {"seed", 's', LSI_OPT_INT, AT(seed), NULL, "1", 0, 9e15, NULL, "Sampling", "Seed of the draws."},
+    {"seed", 's', LSI_OPT_INT, AT(seed), NULL, "1", 0, 9e15, NULL, "Sampling",
+     "Seed of the draws."},
     {"threads", 0, LSI_OPT_INT, AT(threads), "threads", "0", 0, 4096, NULL, "Work",
      "Threads (0: as many as processors)."},
     {0},
@@ -40,21 +42,27 @@ typedef struct generator {
     lsi_tape *tape;
     int32_t *ids; /* prompt and what was added */
     int64_t n_ids;
-    struct candidate { float logit; int32_t id; } *candidates; /* vocab_size */
+    struct candidate {
+        float logit;
+        int32_t id;
+    } * candidates; /* vocab_size */
 } generator;
 
 static ls_status open_model(generator *g) {
     LSI_TRY(lsi_model_load(g->config->model, &g->model, &g->tokenizer_name));
     if (!g->tokenizer_name)
-        return lsi_fail(LS_ERR_UNSUPPORTED, "%s: config.json does not say which tokenizer the model "
-                        "was trained with; this version knows 'byte' (\"lockstep\": {\"tokenizer\": "
-                        "\"byte\"})", g->config->model);
+        return lsi_fail(
+            LS_ERR_UNSUPPORTED,
+            "%s: config.json does not say which tokenizer the model "
+            "was trained with; this version knows 'byte' (\"lockstep\": {\"tokenizer\": "
+            "\"byte\"})",
+            g->config->model);
     LSI_TRY(lsi_tokenizer_create(g->tokenizer_name, &g->tokenizer));
     size_t memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     LSI_TRY(lsi_arena_create(memory_bytes, &g->arena));
     LSI_TRY(lsi_tape_create(g->arena, &g->tape));
-    g->candidates = lsi_calloc(LSI_MEM_OTHER, (size_t)g->model->config.vocab_size,
-                               sizeof *g->candidates);
+    g->candidates =
+        lsi_calloc(LSI_MEM_OTHER, (size_t)g->model->config.vocab_size, sizeof *g->candidates);
     return lsi_check_alloc(g->candidates);
 }
 
@@ -118,14 +126,16 @@ static ls_status add_token(generator *g, int64_t position) {
     if (vocab > g->model->config.vocab_size) vocab = g->model->config.vocab_size;
     for (int64_t i = 0; i < vocab; i++) {
         if (!isfinite(logits[i]))
-            return lsi_fail(LS_ERR_NUMERIC, "%s: the model gives %g for token %lld; its weights are "
-                            "damaged", g->config->model, (double)logits[i], (long long)i);
+            return lsi_fail(LS_ERR_NUMERIC,
+                            "%s: the model gives %g for token %lld; its weights are "
+                            "damaged",
+                            g->config->model, (double)logits[i], (long long)i);
         g->candidates[i] = (struct candidate){logits[i], (int32_t)i};
     }
     qsort(g->candidates, (size_t)vocab, sizeof *g->candidates, compare_candidates);
     int64_t n = g->config->top_k > 0 && g->config->top_k < vocab ? g->config->top_k : vocab;
-    g->ids[g->n_ids++] = g->config->temperature == 0 ? g->candidates[0].id
-                                                     : draw(g, n, (uint64_t)position);
+    g->ids[g->n_ids++] =
+        g->config->temperature == 0 ? g->candidates[0].id : draw(g, n, (uint64_t)position);
     return LS_OK;
 }
 

@@ -4,15 +4,15 @@
 
 #define AT(field) offsetof(lsi_train_config, field)
 #define INT(name, field, unit, initial, min, max, group, help)                                     \
-    {name, 0, LSI_OPT_INT, AT(field), unit, initial, min, max, NULL, group, help}
+    { name, 0, LSI_OPT_INT, AT(field), unit, initial, min, max, NULL, group, help }
 #define FLOAT(name, field, initial, min, max, group, help)                                         \
-    {name, 0, LSI_OPT_FLOAT, AT(field), NULL, initial, min, max, NULL, group, help}
+    { name, 0, LSI_OPT_FLOAT, AT(field), NULL, initial, min, max, NULL, group, help }
 #define BOOL(name, field, group, help)                                                             \
-    {name, 0, LSI_OPT_BOOL, AT(field), NULL, "false", 0, 0, NULL, group, help}
+    { name, 0, LSI_OPT_BOOL, AT(field), NULL, "false", 0, 0, NULL, group, help }
 #define TEXT(name, field, unit, initial, group, help)                                              \
-    {name, 0, LSI_OPT_TEXT, AT(field), unit, initial, 0, 0, NULL, group, help}
+    { name, 0, LSI_OPT_TEXT, AT(field), unit, initial, 0, 0, NULL, group, help }
 #define CHOICE(name, field, initial, choices, group, help)                                         \
-    {name, 0, LSI_OPT_CHOICE, AT(field), NULL, initial, 0, 0, choices, group, help}
+    { name, 0, LSI_OPT_CHOICE, AT(field), NULL, initial, 0, 0, choices, group, help }
 
 static const char DATA[] = "Data", MODEL[] = "Model", WORK[] = "Work", OPTIMIZER[] = "Optimizer",
                   COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
@@ -66,7 +66,8 @@ const lsi_opt lsi_train_options[] = {
           "Decoupled weight decay; biases and norms have none."),
     FLOAT("beta1", beta1, "0.9", 0, 0.999999, OPTIMIZER, "Decay of the first moment."),
     FLOAT("beta2", beta2, "0.95", 0, 0.999999, OPTIMIZER, "Decay of the second moment."),
-    FLOAT("epsilon", epsilon, "1e-8", 1e-30, 1, OPTIMIZER, "Added to the root of the second moment."),
+    FLOAT("epsilon", epsilon, "1e-8", 1e-30, 1, OPTIMIZER,
+          "Added to the root of the second moment."),
     FLOAT("clip-norm", clip_norm, "1", 0, 1e30, OPTIMIZER,
           "Largest global norm of the gradient (0: no clipping)."),
 
@@ -81,7 +82,8 @@ const lsi_opt lsi_train_options[] = {
          "Run folder: configuration, metrics, model; files of an earlier run there are kept under "
          "numbered names."),
     TEXT("json", json, "FILE", NULL, OUTPUT, "Writes the result for programs."),
-    TEXT("trace", trace, "FILE", NULL, OUTPUT, "Writes a timeline for chrome://tracing or Perfetto."),
+    TEXT("trace", trace, "FILE", NULL, OUTPUT,
+         "Writes a timeline for chrome://tracing or Perfetto."),
     INT("log-every", log_every, "steps", "0", 0, 1e15, OUTPUT,
         "Progress lines when the output is no terminal (0: about twenty in all)."),
     TEXT("config", config, "FILE", NULL, OUTPUT,

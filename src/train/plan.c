@@ -36,9 +36,11 @@ static ls_status check_memory(const lsi_train_config *c, const lsi_run_plan *pla
     double needed = BYTES_PER_PARAM * (double)counted.n_elems * (double)c->workers;
     if (needed <= there) return LS_OK;
     char needed_text[32], there_text[32];
-    return lsi_fail(LS_ERR_MEMORY, "%" PRId64 " parameters: weights, gradients and AdamW's moments of "
+    return lsi_fail(LS_ERR_MEMORY,
+                    "%" PRId64 " parameters: weights, gradients and AdamW's moments of "
                     "--workers %" PRId64 " take %s, this machine has %s; use a smaller --n-embd or "
-                    "--n-layer, or fewer workers", counted.n_elems, c->workers,
+                    "--n-layer, or fewer workers",
+                    counted.n_elems, c->workers,
                     lsi_format_bytes(needed, needed_text, sizeof needed_text),
                     lsi_format_bytes(there, there_text, sizeof there_text));
 }
@@ -47,12 +49,17 @@ static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
                             lsi_run_plan *plan) {
     LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
     if (c->vocab_size != 0 && c->vocab_size < tokenizer_vocab)
-        return lsi_fail(LS_ERR_ARGUMENT, "--vocab-size %" PRId64 " is smaller than the %" PRId64
-                        " tokens of tokenizer '%s'", c->vocab_size, tokenizer_vocab, c->tokenizer);
-    plan->model = (lsi_model_config){
-        .n_layer = c->n_layer, .n_head = c->n_head, .n_embd = c->n_embd, .seq_len = c->seq_len,
-        .vocab_size = c->vocab_size ? c->vocab_size : tokenizer_vocab,
-        .dropout = c->dropout, .layer_norm_epsilon = 1e-5};
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--vocab-size %" PRId64 " is smaller than the %" PRId64
+                        " tokens of tokenizer '%s'",
+                        c->vocab_size, tokenizer_vocab, c->tokenizer);
+    plan->model = (lsi_model_config){.n_layer = c->n_layer,
+                                     .n_head = c->n_head,
+                                     .n_embd = c->n_embd,
+                                     .seq_len = c->seq_len,
+                                     .vocab_size = c->vocab_size ? c->vocab_size : tokenizer_vocab,
+                                     .dropout = c->dropout,
+                                     .layer_norm_epsilon = 1e-5};
     LSI_TRY(plan->model_class->check(&plan->model));
     return check_memory(c, plan);
 }
@@ -130,10 +137,12 @@ static ls_status refuse_workers(const lsi_train_config *c, int64_t micro) {
     /* A reproducible choice would be another one for the larger batch. */
     if (c->micro_batch_size == 0 && c->reproducible)
         snprintf(chosen, sizeof chosen, " with --micro-batch-size %" PRId64, micro);
-    return lsi_fail(LS_ERR_ARGUMENT, "--workers %" PRId64 " are more than the %" PRId64
-                    " micro-batches of a step (--batch-size %" PRId64 " / --micro-batch-size %" PRId64
-                    "); would work: %s, or --batch-size %" PRId64 "%s", c->workers,
-                    c->batch_size / micro, c->batch_size, micro,
+    return lsi_fail(LS_ERR_ARGUMENT,
+                    "--workers %" PRId64 " are more than the %" PRId64
+                    " micro-batches of a step (--batch-size %" PRId64
+                    " / --micro-batch-size %" PRId64 "); would work: %s, or --batch-size %" PRId64
+                    "%s",
+                    c->workers, c->batch_size / micro, c->batch_size, micro,
                     offer_shares(c, micro, shares, sizeof shares), micro * c->workers, chosen);
 }
 
@@ -144,11 +153,15 @@ static ls_status refuse_batch(const lsi_train_config *c, int64_t micro) {
     int64_t above = nearest_multiple(c->batch_size, unit, true);
     char sizes[64], shares[96];
     if (below < least) below = least;
-    if (above <= below) snprintf(sizes, sizeof sizes, "%" PRId64, below);
-    else snprintf(sizes, sizeof sizes, "%" PRId64 " or %" PRId64, below, above);
-    return lsi_fail(LS_ERR_ARGUMENT, "--batch-size %" PRId64 " is not a multiple of %" PRId64
-                    " (--workers %" PRId64 ", --micro-batch-size %" PRId64 "); would work: "
-                    "--batch-size %s, or %s", c->batch_size, unit, c->workers, micro, sizes,
+    if (above <= below)
+        snprintf(sizes, sizeof sizes, "%" PRId64, below);
+    else
+        snprintf(sizes, sizeof sizes, "%" PRId64 " or %" PRId64, below, above);
+    return lsi_fail(LS_ERR_ARGUMENT,
+                    "--batch-size %" PRId64 " is not a multiple of %" PRId64 " (--workers %" PRId64
+                    ", --micro-batch-size %" PRId64 "); would work: "
+                    "--batch-size %s, or %s",
+                    c->batch_size, unit, c->workers, micro, sizes,
                     offer_shares(c, micro, shares, sizeof shares));
 }
 
@@ -167,15 +180,18 @@ static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {
 /* A batch needs more sequences than there are. */
 static ls_status refuse_text(const lsi_train_config *c, const lsi_run_plan *plan) {
     int64_t n = plan->n_samples[LSI_SPLIT_TRAIN];
-    int64_t largest = n / batch_unit(c, plan->micro_batch_size) * batch_unit(c, plan->micro_batch_size);
+    int64_t largest =
+        n / batch_unit(c, plan->micro_batch_size) * batch_unit(c, plan->micro_batch_size);
     char smaller[64] = "";
     if (largest >= plan->micro_batch_size * c->workers)
-        snprintf(smaller, sizeof smaller, "--batch-size %" PRId64 " with --micro-batch-size %" PRId64
-                 ", or ", largest, plan->micro_batch_size);
-    return lsi_fail(LS_ERR_ARGUMENT, "%s: %" PRId64 " training sequences of --seq-len %" PRId64
+        snprintf(smaller, sizeof smaller,
+                 "--batch-size %" PRId64 " with --micro-batch-size %" PRId64 ", or ", largest,
+                 plan->micro_batch_size);
+    return lsi_fail(LS_ERR_ARGUMENT,
+                    "%s: %" PRId64 " training sequences of --seq-len %" PRId64
                     " do not fill one --batch-size %" PRId64 "; would work: %s--tail pad; also a "
-                    "smaller batch, a shorter --seq-len or more text", c->data, n, c->seq_len,
-                    c->batch_size, smaller);
+                    "smaller batch, a shorter --seq-len or more text",
+                    c->data, n, c->seq_len, c->batch_size, smaller);
 }
 
 static ls_status plan_steps(const lsi_train_config *c, lsi_run_plan *plan) {
@@ -185,27 +201,32 @@ static ls_status plan_steps(const lsi_train_config *c, lsi_run_plan *plan) {
         plan->tail == LS_TAIL_PAD ? (n + c->batch_size - 1) / c->batch_size : n / c->batch_size;
     if (plan->steps_per_epoch == 0) return refuse_text(c, plan);
     if (c->steps > 0 && c->epochs > 0)
-        return lsi_fail(LS_ERR_ARGUMENT, "--steps %" PRId64 " and --epochs %" PRId64
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--steps %" PRId64 " and --epochs %" PRId64
                         " exclude each other; give one (an epoch is %" PRId64 " steps here)",
                         c->steps, c->epochs, plan->steps_per_epoch);
     plan->total_steps = c->steps;
     if (c->steps == 0 && __builtin_mul_overflow(c->epochs > 0 ? c->epochs : 1,
                                                 plan->steps_per_epoch, &plan->total_steps))
-        return lsi_fail(LS_ERR_ARGUMENT, "--epochs %" PRId64 " of %" PRId64 " steps are more steps "
-                        "than can be counted", c->epochs, plan->steps_per_epoch);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--epochs %" PRId64 " of %" PRId64 " steps are more steps "
+                        "than can be counted",
+                        c->epochs, plan->steps_per_epoch);
     plan->warmup_steps = c->warmup_steps >= 0 ? c->warmup_steps : plan->total_steps / 20;
     return LS_OK;
 }
 
 static ls_status plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
-    static const char *const names[] = {
-        [LS_SCHEDULE_COSINE] = "cosine", [LS_SCHEDULE_LINEAR] = "linear",
-        [LS_SCHEDULE_CONSTANT] = "constant"};
+    static const char *const names[] = {[LS_SCHEDULE_COSINE] = "cosine",
+                                        [LS_SCHEDULE_LINEAR] = "linear",
+                                        [LS_SCHEDULE_CONSTANT] = "constant"};
     for (int i = 0; i < 3; i++)
         if (strcmp(c->schedule, names[i]) == 0) plan->schedule = i;
     if (c->min_lr < 0 && c->min_lr != -1)
-        return lsi_fail(LS_ERR_ARGUMENT, "--min-lr %g: expected a number from 0, or -1 for a tenth of "
-                        "--lr", c->min_lr);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--min-lr %g: expected a number from 0, or -1 for a tenth of "
+                        "--lr",
+                        c->min_lr);
     plan->min_lr = c->min_lr >= 0 ? c->min_lr : c->lr / 10;
     return LS_OK;
 }
@@ -221,8 +242,7 @@ static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
 static ls_status plan_data(const lsi_train_config *c, lsi_run_plan *plan, int64_t *vocab) {
     lsi_tokenizer *tokenizer = NULL;
     lsi_dataset *dataset = NULL;
-    if (!c->data)
-        return lsi_fail(LS_ERR_USAGE, "no text to train on; give one with --data FILE");
+    if (!c->data) return lsi_fail(LS_ERR_USAGE, "no text to train on; give one with --data FILE");
     LSI_TRY(lsi_open_data(c, &tokenizer, &dataset));
     *vocab = lsi_tokenizer_vocab_size(tokenizer);
     for (int split = 0; split < LSI_N_SPLITS; split++) {

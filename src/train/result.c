@@ -20,8 +20,10 @@ ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BY
     LSI_TRY(ls_all_gather(w->group, sha256, all, WORDS, LS_DTYPE_F32, NULL));
     for (int r = 1; r < w->n_ranks; r++)
         if (memcmp(all[0], all[r], sizeof all[0]) != 0)
-            return lsi_fail(LS_ERR_MISMATCH, "replicas differ after %" PRId64 " steps: rank 0 has "
-                            "weights %.12s…, rank %d has %.12s…", w->n_done, all[0], r, all[r]);
+            return lsi_fail(LS_ERR_MISMATCH,
+                            "replicas differ after %" PRId64 " steps: rank 0 has "
+                            "weights %.12s…, rank %d has %.12s…",
+                            w->n_done, all[0], r, all[r]);
     return LS_OK;
 }
 
@@ -76,26 +78,23 @@ static void add_memory(json_t *result, const lsi_worker *w, const memory_row *ro
 
 static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *rows) {
     const lsi_run_plan *p = w->plan;
-    json_t *result = json_pack("{s:s, s:i, s:I, s:f, s:f, s:s, s:f, s:I, s:I, s:I, s:i, s:s, s:s}",
-        "strategy", w->job->strategy, "world_size", w->n_ranks, "steps", (json_int_t)w->n_done,
-        "loss_first", w->losses[0], "loss_last", w->losses[w->n_done - 1],
-        "weights_sha256", sha256, "tokens_per_s", (double)w->n_tokens / w->wall_s,
-        "n_params", (json_int_t)w->model->n_elems,
-        "micro_batch_size", (json_int_t)p->micro_batch_size,
-        "n_micro_batches", (json_int_t)p->n_micro_batches, "threads", p->n_threads,
-        "processor", lsi_cpu_name(), "gemm_library", lsi_gemm_library());
+    json_t *result = json_pack(
+        "{s:s, s:i, s:I, s:f, s:f, s:s, s:f, s:I, s:I, s:I, s:i, s:s, s:s}", "strategy",
+        w->job->strategy, "world_size", w->n_ranks, "steps", (json_int_t)w->n_done, "loss_first",
+        w->losses[0], "loss_last", w->losses[w->n_done - 1], "weights_sha256", sha256,
+        "tokens_per_s", (double)w->n_tokens / w->wall_s, "n_params", (json_int_t)w->model->n_elems,
+        "micro_batch_size", (json_int_t)p->micro_batch_size, "n_micro_batches",
+        (json_int_t)p->n_micro_batches, "threads", p->n_threads, "processor", lsi_cpu_name(),
+        "gemm_library", lsi_gemm_library());
     if (!result) return NULL;
     /* Medians reorder their lists, so the losses go first. */
     json_object_set_new(result, "loss", list_of(w->losses, w->n_done));
     json_object_set_new(result, "step_ms", json_real(lsi_median(w->step_ms, w->n_done)));
     json_object_set_new(result, "comm_ms", json_real(lsi_median(w->comm_ms, w->n_done)));
-    json_object_set_new(result, "comm_exposed_ms",
-                        json_real(lsi_median(w->exposed_ms, w->n_done)));
+    json_object_set_new(result, "comm_exposed_ms", json_real(lsi_median(w->exposed_ms, w->n_done)));
     json_object_set_new(result, "bytes_sent", json_integer(w->bytes_sent));
-    json_object_set_new(result, "unigram_entropy",
-                        json_real(p->unigram_entropy[LSI_SPLIT_TRAIN]));
-    if (w->last_val_step >= 0)
-        json_object_set_new(result, "val_loss", json_real(w->last_val_loss));
+    json_object_set_new(result, "unigram_entropy", json_real(p->unigram_entropy[LSI_SPLIT_TRAIN]));
+    if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", json_real(w->last_val_loss));
     add_memory(result, w, rows);
     return result;
 }
@@ -110,16 +109,16 @@ static void print_summary(lsi_worker *w, const memory_row *rows) {
     double recent = 0, exposed = 0;
     for (int64_t i = w->n_done - tail; i < w->n_done; i++) recent += w->losses[i] / (double)tail;
     for (int64_t i = 0; i < w->n_done; i++) exposed += w->exposed_ms[i] / 1e3;
-    fprintf(out, "\ntrain loss       %.4f nats/token (mean of the last %" PRId64 " steps)\n", recent,
-            tail);
+    fprintf(out, "\ntrain loss       %.4f nats/token (mean of the last %" PRId64 " steps)\n",
+            recent, tail);
     if (w->last_val_step >= 0) fprintf(out, "validation loss  %.4f\n", w->last_val_loss);
     fprintf(out, "unigram entropy  %.4f (the best loss without any context)\n",
             p->unigram_entropy[LSI_SPLIT_TRAIN]);
     fprintf(out, "speed            %.0f tokens/s, %s in all\n", (double)w->n_tokens / w->wall_s,
             lsi_format_seconds(w->wall_s, time, sizeof time));
     fprintf(out, "communication    %.1f %% of the time, %s sent per step and worker\n",
-            100 * exposed / w->wall_s, lsi_format_bytes((double)w->bytes_sent, memory,
-                                                        sizeof memory));
+            100 * exposed / w->wall_s,
+            lsi_format_bytes((double)w->bytes_sent, memory, sizeof memory));
     fprintf(out, "memory           %s at peak per worker\n",
             lsi_format_bytes((double)rows[0].peak_rss_bytes, memory, sizeof memory));
     fprintf(out, "model            %s/model\n", w->config->out);

@@ -28,11 +28,12 @@ static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro, in
         int is_padding = 0;
         int32_t *targets = w->targets + i * n_time;
         LSI_TRY(ls_sampler_get(w->sampler, first + i, &index, &is_padding));
-        LSI_TRY(lsi_dataset_get(w->dataset, LSI_SPLIT_TRAIN, index, w->inputs + i * n_time,
-                                targets));
+        LSI_TRY(
+            lsi_dataset_get(w->dataset, LSI_SPLIT_TRAIN, index, w->inputs + i * n_time, targets));
         if (is_padding)
             for (int64_t t = 0; t < n_time; t++) targets[t] = -1;
-        else *n_targets += n_time;
+        else
+            *n_targets += n_time;
     }
     return LS_OK;
 }
@@ -88,11 +89,13 @@ static ls_status compute_gradients(lsi_worker *w, int64_t step, float *mine) {
 
 /* ---- what all ranks must know ---- */
 
-static ls_status refuse_loss(const lsi_worker *w, int64_t step, int rank, int64_t micro, float loss) {
-    return lsi_fail(LS_ERR_NUMERIC, "step %lld: the loss of micro-batch %lld (rank %d) is %g, not a "
+static ls_status refuse_loss(const lsi_worker *w, int64_t step, int rank, int64_t micro,
+                             float loss) {
+    return lsi_fail(LS_ERR_NUMERIC,
+                    "step %lld: the loss of micro-batch %lld (rank %d) is %g, not a "
                     "finite number; lower --lr (now %g), use a longer --warmup-steps or a smaller "
-                    "--clip-norm", (long long)step + 1, (long long)micro, rank, (double)loss,
-                    w->config->lr);
+                    "--clip-norm",
+                    (long long)step + 1, (long long)micro, rank, (double)loss, w->config->lr);
 }
 
 /* Gathers losses and the wish to stop; *loss becomes the step's mean over targets. */
@@ -123,16 +126,19 @@ static ls_status refuse_gradient(const lsi_worker *w, int64_t step, double norm)
         if (w->model->params[i].grad &&
             !isfinite(ls_sum_squares(w->model->params[i].grad, w->model->params[i].count)))
             name = w->model->params[i].name;
-    return lsi_fail(LS_ERR_NUMERIC, "step %lld: the norm of the gradient is %g; the first parameter "
-                    "whose gradient is not finite is %s; lower --lr", (long long)step + 1, norm,
-                    name);
+    return lsi_fail(LS_ERR_NUMERIC,
+                    "step %lld: the norm of the gradient is %g; the first parameter "
+                    "whose gradient is not finite is %s; lower --lr",
+                    (long long)step + 1, norm, name);
 }
 
 static ls_status update_weights(lsi_worker *w, int64_t step, double *lr, double *norm) {
     int64_t begin_ns = lsi_trace_begin();
-    ls_schedule schedule = {.peak_lr = w->config->lr, .min_lr = w->plan->min_lr,
+    ls_schedule schedule = {.peak_lr = w->config->lr,
+                            .min_lr = w->plan->min_lr,
                             .warmup_steps = w->plan->warmup_steps,
-                            .total_steps = w->plan->total_steps, .kind = w->plan->schedule};
+                            .total_steps = w->plan->total_steps,
+                            .kind = w->plan->schedule};
     *lr = ls_schedule_lr(&schedule, step);
     *norm = lsi_optimizer_global_norm(w->optimizer);
     if (!isfinite(*norm)) return refuse_gradient(w, step, *norm);
@@ -150,7 +156,8 @@ static ls_status grow_lists(lsi_worker *w) {
     int64_t n_places = w->n_places > 0 ? 2 * w->n_places : FIRST_PLACES;
     double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms};
     for (int i = 0; i < 4; i++) {
-        double *longer = lsi_realloc(LSI_MEM_OTHER, *lists[i], (size_t)n_places * sizeof **lists[i]);
+        double *longer =
+            lsi_realloc(LSI_MEM_OTHER, *lists[i], (size_t)n_places * sizeof **lists[i]);
         LSI_TRY(lsi_check_alloc(longer));
         *lists[i] = longer;
     }
@@ -165,8 +172,8 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
     lsi_group_get_stats(w->group, &after);
     record->step_ms = (double)(lsi_now_ns() - begin_ns) / 1e6;
     record->comm_ms = (double)(after.flight_ns - before->flight_ns) / 1e6;
-    record->comm_exposed_ms = (double)(after.wait_ns - before->wait_ns + after.work_ns -
-                                       before->work_ns) / 1e6;
+    record->comm_exposed_ms =
+        (double)(after.wait_ns - before->wait_ns + after.work_ns - before->work_ns) / 1e6;
     record->bytes_sent = after.bytes_sent - before->bytes_sent;
     w->wall_s += record->step_ms / 1e3;
     w->n_tokens += record->n_tokens;

@@ -11,7 +11,7 @@
 typedef struct lsi_train_job {
     const lsi_train_config *config;
     const lsi_run_plan *plan;
-    FILE *out;           /* rank 0's progress and summary */
+    FILE *out; /* rank 0's progress and summary */
     const char *strategy;
 } lsi_train_job;
 

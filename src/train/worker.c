@@ -47,8 +47,10 @@ static ls_status set_up_model(lsi_worker *w) {
     const lsi_train_config *c = w->config;
     LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
     lsi_model_init(w->model, (uint64_t)c->seed);
-    ls_ddp_opts ddp = {.struct_size = sizeof ddp, .bucket_cap_mb = c->bucket_cap_mb,
-                       .first_bucket_mb = c->first_bucket_mb, .reproducible = c->reproducible};
+    ls_ddp_opts ddp = {.struct_size = sizeof ddp,
+                       .bucket_cap_mb = c->bucket_cap_mb,
+                       .first_bucket_mb = c->first_bucket_mb,
+                       .reproducible = c->reproducible};
     LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &ddp, &w->ddp));
     lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay};
     return lsi_optimizer_create(w->model->params, w->model->n_params, &adamw, &w->optimizer);
@@ -179,14 +181,16 @@ static ls_status finish(lsi_worker *w) {
     LSI_TRY(lsi_worker_report(w, sha256));
     LSI_TRY(ls_barrier(w->group, NULL));
     if (w->stop_signal)
-        return lsi_fail(LS_ERR_INTERRUPTED, "stopped by signal %d (%s) after step %lld of %lld; the "
-                        "model is in %s/model", w->stop_signal, strsignal(w->stop_signal),
-                        (long long)w->n_done, (long long)w->plan->total_steps, w->config->out);
+        return lsi_fail(LS_ERR_INTERRUPTED,
+                        "stopped by signal %d (%s) after step %lld of %lld; the "
+                        "model is in %s/model",
+                        w->stop_signal, strsignal(w->stop_signal), (long long)w->n_done,
+                        (long long)w->plan->total_steps, w->config->out);
     return LS_OK;
 }
 
-/* Before anything is cleaned up: a rank that destroys its group has left it, and others would report
- * that instead of its cause. All ranks stop for a signal alike, so it needs no rank. */
+/* Before anything is cleaned up: a rank that destroys its group has left it, and others would
+ * report that instead of its cause. All ranks stop for a signal alike, so it needs no rank. */
 static void tell_others(const lsi_worker *w, ls_status status) {
     char message[LSI_MESSAGE_BYTES], who[32] = "";
     if (status != LS_ERR_INTERRUPTED) snprintf(who, sizeof who, "rank %d: ", w->rank);
@@ -196,8 +200,8 @@ static void tell_others(const lsi_worker *w, ls_status status) {
 
 ls_status lsi_train_worker(lsi_region *region, int rank, void *context) {
     const lsi_train_job *job = context;
-    lsi_worker w = {.job = job, .config = job->config, .plan = job->plan, .region = region,
-                    .rank = rank};
+    lsi_worker w = {
+        .job = job, .config = job->config, .plan = job->plan, .region = region, .rank = rank};
     ls_status status = set_up(&w);
     if (status == LS_OK) status = train(&w);
     if (status == LS_OK) status = finish(&w);

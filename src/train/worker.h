@@ -34,17 +34,18 @@ typedef struct lsi_worker {
     lsi_tape *tape;
     int32_t *inputs, *targets; /* one micro-batch */
 
-    float *reported;  /* gather of losses: n_ranks * (largest share + 1), see step.c */
-    double *losses;   /* per step, nats per token */
+    float *reported; /* gather of losses: n_ranks * (largest share + 1), see step.c */
+    double *losses;  /* per step, nats per token */
     double *step_ms, *comm_ms, *exposed_ms;
-    int64_t n_done;   /* steps */
-    int64_t n_places; /* of the lists per step, which grow: a run may be stopped long before its end */
-    int stop_signal;  /* agreed by all ranks */
+    int64_t n_done; /* steps */
+    int64_t
+        n_places; /* of the lists per step, which grow: a run may be stopped long before its end */
+    int stop_signal; /* agreed by all ranks */
     double last_val_loss;
     int64_t last_val_step; /* -1: never validated */
-    double wall_s;    /* of all training steps */
-    int64_t n_tokens; /* trained on, all ranks */
-    int64_t bytes_sent; /* by this rank in the last step */
+    double wall_s;         /* of all training steps */
+    int64_t n_tokens;      /* trained on, all ranks */
+    int64_t bytes_sent;    /* by this rank in the last step */
 
     lsi_metrics *metrics;   /* rank 0 */
     lsi_progress *progress; /* rank 0 */

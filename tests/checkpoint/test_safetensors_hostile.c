@@ -313,17 +313,10 @@ static size_t mutate(unsigned char *bytes, size_t n_bytes, const lsi_rng_stream 
     if (r.word[2] % 4 == 0) at %= n_bytes < 10 ? n_bytes : 10;
     size_t rest = n_bytes - at;
     switch (r.word[0] % 5) {
-    case 0:
-        bytes[at] = (unsigned char)r.word[3];
-        return n_bytes;
-    case 1:
-        bytes[at] ^= (unsigned char)(1u << r.word[3] % 8);
-        return n_bytes;
-    case 2:
-        return at;
-    case 3:
-        bytes[at] = (unsigned char)tokens[r.word[3] % (sizeof tokens - 1)];
-        return n_bytes;
+    case 0: bytes[at] = (unsigned char)r.word[3]; return n_bytes;
+    case 1: bytes[at] ^= (unsigned char)(1u << r.word[3] % 8); return n_bytes;
+    case 2: return at;
+    case 3: bytes[at] = (unsigned char)tokens[r.word[3] % (sizeof tokens - 1)]; return n_bytes;
     default: {
         size_t length = r.word[3] % 40 + 1;
         if (length > rest) length = rest;

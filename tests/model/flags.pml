@@ -269,8 +269,7 @@ inline wait() {
        :: n_completed < n_wanted -> rung[me] == 1
        :: else
        fi;
-       asleep[me] = 0;
-       advance()
+       asleep[me] = 0
     od
 }
 

@@ -64,29 +64,14 @@ static const agree_row rows[] = {
 
 static void apply(change which, ls_param *params, int *n_params) {
     switch (which) {
-    case NOTHING:
-        return;
-    case EXTRA:
-        *n_params = 5;
-        return;
-    case FEWER:
-        *n_params = 3;
-        return;
-    case NONE_AT_ALL:
-        *n_params = 0;
-        return;
-    case SIZE:
-        params[1].count = 17;
-        return;
-    case NAME:
-        params[2].name = "other";
-        return;
-    case FROZEN:
-        params[3].flags = LS_PARAM_FROZEN;
-        return;
-    case NO_DECAY:
-        params[0].flags = LS_PARAM_NO_DECAY;
-        return;
+    case NOTHING: return;
+    case EXTRA: *n_params = 5; return;
+    case FEWER: *n_params = 3; return;
+    case NONE_AT_ALL: *n_params = 0; return;
+    case SIZE: params[1].count = 17; return;
+    case NAME: params[2].name = "other"; return;
+    case FROZEN: params[3].flags = LS_PARAM_FROZEN; return;
+    case NO_DECAY: params[0].flags = LS_PARAM_NO_DECAY; return;
     }
 }
 

@@ -42,21 +42,13 @@ static void close_group(fixture *f) {
 
 static ls_status make_call(fixture *f, char letter) {
     switch (letter) {
-    case 's':
-        return ls_ddp_begin_step(f->ddp, 1, 0);
-    case 'S':
-        return ls_ddp_begin_step(f->ddp, 2, 0);
-    case 'B':
-        return ls_ddp_begin_backward(f->ddp);
-    case 'E':
-        return ls_ddp_end_backward(f->ddp);
-    case 'F':
-        return ls_ddp_finish_step(f->ddp);
-    case 'r':
-        LSI_TRY(ls_ddp_grad_ready(f->ddp, 2));
-        return ls_ddp_grad_ready(f->ddp, 0);
-    default:
-        return ls_ddp_grad_ready(f->ddp, letter - '0');
+    case 's': return ls_ddp_begin_step(f->ddp, 1, 0);
+    case 'S': return ls_ddp_begin_step(f->ddp, 2, 0);
+    case 'B': return ls_ddp_begin_backward(f->ddp);
+    case 'E': return ls_ddp_end_backward(f->ddp);
+    case 'F': return ls_ddp_finish_step(f->ddp);
+    case 'r': LSI_TRY(ls_ddp_grad_ready(f->ddp, 2)); return ls_ddp_grad_ready(f->ddp, 0);
+    default: return ls_ddp_grad_ready(f->ddp, letter - '0');
     }
 }
 
