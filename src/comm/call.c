@@ -38,8 +38,7 @@ const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES])
         snprintf(text, LSI_CALL_TEXT_BYTES, "%s (%s, count %lld, root %d)", name, dtype, count,
                  call->root);
         break;
-    default:
-        snprintf(text, LSI_CALL_TEXT_BYTES, "%s", name);
+    default: snprintf(text, LSI_CALL_TEXT_BYTES, "%s", name);
     }
     return text;
 }

@@ -22,7 +22,7 @@ typedef enum lsi_call_kind {
 #define LSI_CALL_ENUM(name, text) LSI_CALL_##name,
     LSI_CALL_TABLE(LSI_CALL_ENUM)
 #undef LSI_CALL_ENUM
-    LSI_CALL_N_KINDS
+        LSI_CALL_N_KINDS
 } lsi_call_kind;
 
 #define LSI_NOT_SHARED UINT64_MAX

@@ -26,8 +26,10 @@ ls_status lsi_group_attach(lsi_region *region, int rank, ls_group **out) {
     LSI_TRY(lsi_check_alloc(group));
     if (atomic_exchange(&region->control->ranks[rank].attached, 1)) {
         lsi_free(group);
-        return lsi_fail(LS_ERR_STATE, "group: rank %d has a group already, or had one; a worker "
-                        "makes one, once", rank);
+        return lsi_fail(LS_ERR_STATE,
+                        "group: rank %d has a group already, or had one; a worker "
+                        "makes one, once",
+                        rank);
     }
     group->region = region;
     group->pid = getpid();
@@ -47,8 +49,10 @@ static ls_status number_from_environment(const char *name, int *number) {
     char *end = NULL;
     long value = text ? strtol(text, &end, 10) : -1;
     if (!text || *text == 0 || *end != 0 || value < 0 || value > 1 << 20)
-        return lsi_fail(LS_ERR_ARGUMENT, "group: environment variable %s is '%s', expected the "
-                        "number that `lockstep` sets", name, text ? text : "");
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "group: environment variable %s is '%s', expected the "
+                        "number that `lockstep` sets",
+                        name, text ? text : "");
     *number = (int)value;
     return LS_OK;
 }
@@ -60,7 +64,8 @@ static ls_status open_region(lsi_region **region, int *rank) {
     LSI_TRY(number_from_environment("LOCKSTEP_FD", &fd));
     LSI_TRY(number_from_environment("LOCKSTEP_RANK", rank));
     LSI_TRY(lsi_region_open(fd, region));
-    /* It has arrived: what this program starts in turn is no worker and must not keep the memory. */
+    /* It has arrived: what this program starts in turn is no worker and must not keep the memory.
+     */
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     return LS_OK;
 }
@@ -165,10 +170,11 @@ static ls_status check_in_flight(ls_group *group, const lsi_call *call, const vo
             overlap(output, out, other->input, other_in) ||
             overlap(input, in, other->output, other_out)) {
             char text[LSI_CALL_TEXT_BYTES];
-            return lsi_fail(LS_ERR_BUSY, "rank %d, call #%llu: a buffer is still in use by call "
-                            "#%llu, %s; wait for that work first", group->rank,
-                            (unsigned long long)group->n_posted + 1, (unsigned long long)i + 1,
-                            lsi_call_print(&other->call, text));
+            return lsi_fail(LS_ERR_BUSY,
+                            "rank %d, call #%llu: a buffer is still in use by call "
+                            "#%llu, %s; wait for that work first",
+                            group->rank, (unsigned long long)group->n_posted + 1,
+                            (unsigned long long)i + 1, lsi_call_print(&other->call, text));
         }
     }
     return LS_OK;
@@ -180,9 +186,10 @@ static ls_status take_slot(ls_group *group, ls_work **slot) {
     if (group->n_posted >= LSI_CALLS && (work->held || work->index >= group->n_completed)) {
         LSI_TRY(lsi_group_advance(group));
         if (work->held || work->index >= group->n_completed)
-            return lsi_fail(LS_ERR_BUSY, "rank %d: %d works are in flight, the most that a group "
-                            "can hold; wait for call #%llu first", group->rank, LSI_CALLS,
-                            (unsigned long long)work->index + 1);
+            return lsi_fail(LS_ERR_BUSY,
+                            "rank %d: %d works are in flight, the most that a group "
+                            "can hold; wait for call #%llu first",
+                            group->rank, LSI_CALLS, (unsigned long long)work->index + 1);
     }
     *slot = work;
     return LS_OK;
@@ -207,13 +214,19 @@ static ls_status post(ls_group *group, lsi_call *call, const void *input, void *
     LSI_TRY(take_slot(group, &work));
     call->input = lsi_region_offset(group->region, input, call_bytes(group, call, true));
     call->output = lsi_region_offset(group->region, output, call_bytes(group, call, false));
-    *work = (ls_work){.group = group, .index = group->n_posted, .call = *call, .input = input,
-                      .output = output, .held = true};
+    *work = (ls_work){.group = group,
+                      .index = group->n_posted,
+                      .call = *call,
+                      .input = input,
+                      .output = output,
+                      .held = true};
     publish(group, call);
     if (!handle) return ls_work_wait(work, -1);
     ls_status status = lsi_group_advance(group);
-    if (status == LS_OK) *handle = work;
-    else work->held = false;
+    if (status == LS_OK)
+        *handle = work;
+    else
+        work->held = false;
     return status;
 }
 
@@ -227,8 +240,10 @@ static ls_status check_place(const ls_group *group, const lsi_call *call, const 
     uintptr_t in_place = (uintptr_t)input + (in > out ? own_part : 0);
     uintptr_t found = (uintptr_t)output + (out > in ? own_part : 0);
     if (found == in_place || !overlap(input, in, output, out)) return LS_OK;
-    return lsi_fail(LS_ERR_ARGUMENT, "%s: input and output overlap in part; expected: apart, or the "
-                    "same%s", lsi_call_kind_name(call->kind),
+    return lsi_fail(LS_ERR_ARGUMENT,
+                    "%s: input and output overlap in part; expected: apart, or the "
+                    "same%s",
+                    lsi_call_kind_name(call->kind),
                     in == out ? "" : " in the rank's own part of the large one");
 }
 
@@ -256,8 +271,13 @@ static ls_status sum_call(ls_group *group, lsi_call_kind kind, const void *input
     if (op != LS_OP_SUM)
         return lsi_fail(LS_ERR_UNSUPPORTED, "%s: operation %d; this version sums (LS_OP_SUM)",
                         lsi_call_kind_name(kind), (int)op);
-    lsi_call call = {.kind = (uint16_t)kind, .dtype = (uint16_t)dtype, .op = op, .root = -1,
-                     .count = count, .scale = scale, .order_hash = group->order.hash};
+    lsi_call call = {.kind = (uint16_t)kind,
+                     .dtype = (uint16_t)dtype,
+                     .op = op,
+                     .root = -1,
+                     .count = count,
+                     .scale = scale,
+                     .order_hash = group->order.hash};
     LSI_TRY(check_call(group, &call, input, output));
     return post(group, &call, input, output, work);
 }
@@ -274,8 +294,8 @@ ls_status ls_reduce_scatter(ls_group *group, const void *input, void *output, in
 
 ls_status ls_all_gather(ls_group *group, const void *input, void *output, int64_t count,
                         ls_dtype dtype, ls_work **work) {
-    lsi_call call = {.kind = LSI_CALL_ALL_GATHER, .dtype = (uint16_t)dtype, .root = -1,
-                     .count = count};
+    lsi_call call = {
+        .kind = LSI_CALL_ALL_GATHER, .dtype = (uint16_t)dtype, .root = -1, .count = count};
     LSI_TRY(check_call(group, &call, input, output));
     return post(group, &call, input, output, work);
 }
@@ -285,8 +305,8 @@ ls_status ls_broadcast(ls_group *group, void *buffer, int64_t count, ls_dtype dt
     if (root < 0 || root >= group->n_ranks)
         return lsi_fail(LS_ERR_ARGUMENT, "broadcast: root %d, expected 0 to %d", root,
                         group->n_ranks - 1);
-    lsi_call call = {.kind = LSI_CALL_BROADCAST, .dtype = (uint16_t)dtype, .root = root,
-                     .count = count};
+    lsi_call call = {
+        .kind = LSI_CALL_BROADCAST, .dtype = (uint16_t)dtype, .root = root, .count = count};
     LSI_TRY(check_call(group, &call, buffer, buffer));
     return post(group, &call, buffer, buffer, work);
 }

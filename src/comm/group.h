@@ -38,9 +38,9 @@ struct ls_work {
 
 /* Time and bytes since the group was made; take differences. */
 typedef struct lsi_group_stats {
-    int64_t wait_ns;  /* blocked in wait, nothing to do */
-    int64_t work_ns;  /* moving and adding data */
-    int64_t flight_ns; /* at least one work posted and not done */
+    int64_t wait_ns;    /* blocked in wait, nothing to do */
+    int64_t work_ns;    /* moving and adding data */
+    int64_t flight_ns;  /* at least one work posted and not done */
     int64_t bytes_sent; /* moved between this rank's buffers and those of others */
     int64_t n_calls;
 } lsi_group_stats;
@@ -76,8 +76,8 @@ typedef struct lsi_collective {
     bool (*is_direct)(const ls_work *work);
     /* This rank's whole part, given that all ranks arrived. Returns bytes moved between ranks. */
     int64_t (*direct)(ls_work *work);
-    /* Elements of one staging block that a piece may use per rank's part. */
-    int64_t (*piece_elems)(const ls_work *work);
+    /* A staging block holds a stretch of every rank's part (reduce-scatter), not of one buffer. */
+    bool holds_all_parts;
     /* Copies piece i of this rank's input into its staging block. */
     void (*copy_in)(ls_work *work, uint64_t piece);
     /* Reads the staging blocks of all; may write into all of them (all-reduce). */
@@ -87,6 +87,8 @@ typedef struct lsi_collective {
 } lsi_collective;
 
 const lsi_collective *lsi_collective_of(int kind);
+/* Elements of the work that one piece holds. */
+int64_t lsi_piece_elems(const ls_work *work);
 /* The description that a rank published for this work. */
 const lsi_call *lsi_work_call_of(const ls_work *work, int rank);
 

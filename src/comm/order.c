@@ -51,15 +51,19 @@ ls_status lsi_order_from_weights(lsi_order *order, int n_ranks, const int64_t *w
                         LSI_MAX_RANKS);
     for (int r = 0; r < n_ranks; r++) {
         if (weight[r] < 1 || weight[r] > most)
-            return lsi_fail(LS_ERR_ARGUMENT, "summation order: rank %d has weight %lld, 1 to %lld "
-                            "are possible", r, (long long)weight[r], (long long)most);
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "summation order: rank %d has weight %lld, 1 to %lld "
+                            "are possible",
+                            r, (long long)weight[r], (long long)most);
         total += weight[r];
     }
     *order = (lsi_order){.n_ranks = n_ranks};
     int n_nodes = n_ranks, rank = 0;
     if (build(order, &n_nodes, weight, &rank, total) < 0 || rank != n_ranks)
-        return lsi_fail(LS_ERR_ARGUMENT, "summation order: the border before rank %d does not "
-                        "fall between subtrees of %lld leaves", rank, (long long)total);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "summation order: the border before rank %d does not "
+                        "fall between subtrees of %lld leaves",
+                        rank, (long long)total);
     order->depth = depth_of(order, n_nodes - 1);
     order->hash = hash_of(order, n_nodes);
     return LS_OK;

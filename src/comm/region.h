@@ -46,7 +46,8 @@ int lsi_region_stop_requested(const lsi_region *region);
 void lsi_region_set_step(lsi_region *region, int rank, int64_t step);
 int64_t lsi_region_step(const lsi_region *region, int rank);
 
-/* Says that a rank will make no further calls (it ended); who waits for it gets an error at once. */
+/* Says that a rank will make no further calls (it ended); who waits for it gets an error at once.
+ */
 void lsi_region_mark_left(lsi_region *region, int rank);
 
 #endif

@@ -26,8 +26,10 @@ static const float *evaluate(const evaluation *e, int node, int level) {
     float *sum = e->scratch[level];
     const float *left = evaluate(e, e->order->node[node].left, level);
     const float *right = evaluate(e, e->order->node[node].right, level + 1);
-    if (left == sum) add_to(sum, right, e->count);
-    else add(sum, left, right, e->count);
+    if (left == sum)
+        add_to(sum, right, e->count);
+    else
+        add(sum, left, right, e->count);
     return sum;
 }
 

@@ -83,7 +83,8 @@ static bool is_missing(const ls_work *work, int rank, reason why) {
 static void put_whereabouts(text *t, const ls_work *work, int rank) {
     const lsi_rank_control *control = &work->group->ranks[rank];
     uint64_t arrived = atomic_load(&control->arrived);
-    if (arrived == 0) put(t, " (no call yet");
+    if (arrived == 0)
+        put(t, " (no call yet");
     else
         put(t, " (last call #%llu, %s, count %lld%s", (unsigned long long)arrived,
             lsi_call_kind_name(atomic_load(&control->last_kind)),

@@ -29,15 +29,13 @@ static ls_work *work_at(ls_group *group, uint64_t index) {
 
 bool lsi_all_arrived(const ls_group *group, uint64_t index) {
     for (int r = 0; r < group->n_ranks; r++)
-        if (atomic_load(&group->ranks[r].arrived) <= index)
-            return false;
+        if (atomic_load(&group->ranks[r].arrived) <= index) return false;
     return true;
 }
 
 static bool all_done(const ls_group *group, uint64_t index) {
     for (int r = 0; r < group->n_ranks; r++)
-        if (atomic_load(&group->ranks[r].done) <= index)
-            return false;
+        if (atomic_load(&group->ranks[r].done) <= index) return false;
     return true;
 }
 
@@ -61,7 +59,7 @@ static bool do_part(ls_work *work) {
                       (int64_t)work->index);
         return true;
     }
-    int64_t piece_elems = collective->piece_elems(work);
+    int64_t piece_elems = lsi_piece_elems(work);
     work->staged = true;
     work->n_pieces = (uint64_t)((work->call.count + piece_elems - 1) / piece_elems);
     work->n_in = work->n_combined = work->n_out = 0;
@@ -151,8 +149,8 @@ ls_status ls_work_wait(ls_work *work, int64_t timeout_ms) {
         return lsi_fail(LS_ERR_ARGUMENT, "ls_work_wait: the work was released already");
     ls_group *group = work->group;
     int64_t begin_ns = lsi_now_ns(), work_ns = group->stats.work_ns;
-    ls_status status = is_done(work) ? lsi_region_error(group->region, NULL)
-                                     : wait_done(work, timeout_ms);
+    ls_status status =
+        is_done(work) ? lsi_region_error(group->region, NULL) : wait_done(work, timeout_ms);
     group->stats.wait_ns += lsi_now_ns() - begin_ns - (group->stats.work_ns - work_ns);
     work->held = false;
     return status;

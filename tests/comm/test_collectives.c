@@ -161,8 +161,7 @@ static const int64_t counts[] = {0, 1, 2, 15, 16, 17, 1000, 65537, 131072, 13107
 enum { N_SMALL_COUNTS = 8, MOST_ELEMS = INT32_MAX, ORDER_COUNT = 200003, WORK_COUNT = 5000 };
 #endif
 static const size_t n_counts[N_RANK_MODES] = {
-    [RANKS_AS_THREADS] = N_SMALL_COUNTS,
-    [RANKS_AS_PROCESSES] = sizeof counts / sizeof counts[0]};
+    [RANKS_AS_THREADS] = N_SMALL_COUNTS, [RANKS_AS_PROCESSES] = sizeof counts / sizeof counts[0]};
 
 typedef struct sweep {
     rank_body body;

@@ -96,12 +96,10 @@ static ls_status make_call(ls_group *group, const mismatch *m, int which, float 
     case LSI_CALL_REDUCE_SCATTER:
         return ls_reduce_scatter(group, large, buffer, count, LS_DTYPE_F32, LS_OP_SUM,
                                  m->scale[which], NULL);
-    case LSI_CALL_ALL_GATHER:
-        return ls_all_gather(group, buffer, large, count, LS_DTYPE_F32, NULL);
+    case LSI_CALL_ALL_GATHER: return ls_all_gather(group, buffer, large, count, LS_DTYPE_F32, NULL);
     case LSI_CALL_BROADCAST:
         return ls_broadcast(group, buffer, count, LS_DTYPE_F32, m->root[which], NULL);
-    default:
-        return ls_barrier(group, NULL);
+    default: return ls_barrier(group, NULL);
     }
 }
 

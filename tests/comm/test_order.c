@@ -82,7 +82,8 @@ static void impossible_weights_are_refused(void **state) {
     int64_t half = INT64_MAX / 2 + 1;
     assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){half, half}), LS_ERR_ARGUMENT,
                  "rank 0");
-    assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){half, 1}), LS_ERR_ARGUMENT, "rank 0");
+    assert_fails(lsi_order_from_weights(&order, 2, (int64_t[]){half, 1}), LS_ERR_ARGUMENT,
+                 "rank 0");
     assert_fails(lsi_order_from_weights(&order, 0, &half), LS_ERR_ARGUMENT, "0 ranks");
     assert_fails(lsi_order_from_weights(&order, LSI_MAX_RANKS + 1, &half), LS_ERR_ARGUMENT,
                  "65 ranks");

@@ -55,11 +55,22 @@ byte n_sums[N * 2];        /* ranks that have put their sums into the block */
 
 /* all = every rank's counter has reached n; one load a step, in rank order. */
 inline look(which, n) {
+#ifdef COARSE
+    d_step {
+        all = 1;
+        do
+        :: q < N -> all = all && COUNTER(which, q) >= n; q++
+        :: else -> break
+        od;
+        q = 0
+    }
+#else
     do
     :: atomic { q < N && COUNTER(which, q) >= n -> q++ }
     :: atomic { q < N && COUNTER(which, q) < n -> all = 0; q = 0; break }
     :: atomic { q == N -> all = 1; q = 0; break }
     od
+#endif
 }
 
 inline ring() {

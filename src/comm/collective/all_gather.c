@@ -30,23 +30,14 @@ static int64_t direct(ls_work *work) {
     return gather(work, &inputs, 0, work->call.count);
 }
 
-static int64_t piece_elems(const ls_work *work) {
-    (void)work;
-    return LSI_PIECE_BYTES / (int64_t)sizeof(float);
-}
-
-static void copy_in(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
-    memcpy(lsi_own_staging(work, piece), (const float *)work->input + range.begin,
-           (size_t)(range.end - range.begin) * sizeof(float));
-}
-
 static int64_t combine(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
+    lsi_range range = lsi_piece_range(work, piece);
     lsi_peers staging;
     lsi_peer_staging(work, piece, &staging);
     return gather(work, &staging, range.begin, range.end - range.begin);
 }
 
-const lsi_collective lsi_all_gather = {lsi_inputs_shared, direct, piece_elems, copy_in, combine,
-                                       NULL};
+const lsi_collective lsi_all_gather = {.is_direct = lsi_inputs_shared,
+                                       .direct = direct,
+                                       .copy_in = lsi_copy_input,
+                                       .combine = combine};

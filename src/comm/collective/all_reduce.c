@@ -48,19 +48,8 @@ static int64_t direct(ls_work *work) {
                      lsi_slice(work->call.count, group->rank, group->n_ranks));
 }
 
-static int64_t piece_elems(const ls_work *work) {
-    (void)work;
-    return LSI_PIECE_BYTES / (int64_t)sizeof(float);
-}
-
-static void copy_in(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
-    memcpy(lsi_own_staging(work, piece), (const float *)work->input + range.begin,
-           (size_t)(range.end - range.begin) * sizeof(float));
-}
-
 static int64_t combine(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
+    lsi_range range = lsi_piece_range(work, piece);
     lsi_peers staging;
     lsi_peer_staging(work, piece, &staging);
     const ls_group *group = work->group;
@@ -69,9 +58,13 @@ static int64_t combine(ls_work *work, uint64_t piece) {
 }
 
 static void copy_out(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
+    lsi_range range = lsi_piece_range(work, piece);
     memcpy((float *)work->output + range.begin, lsi_own_staging(work, piece),
            (size_t)(range.end - range.begin) * sizeof(float));
 }
 
-const lsi_collective lsi_all_reduce = {is_direct, direct, piece_elems, copy_in, combine, copy_out};
+const lsi_collective lsi_all_reduce = {.is_direct = is_direct,
+                                       .direct = direct,
+                                       .copy_in = lsi_copy_input,
+                                       .combine = combine,
+                                       .copy_out = copy_out};

@@ -12,4 +12,4 @@ static int64_t direct(ls_work *work) {
     return 0;
 }
 
-const lsi_collective lsi_barrier = {is_direct, direct, NULL, NULL, NULL, NULL};
+const lsi_collective lsi_barrier = {.is_direct = is_direct, .direct = direct};

@@ -8,7 +8,8 @@
  * Steps: 2 (all arrived; all done). Bytes from other ranks: S for each but the root.
  * Cost: 2 barrier + S beta (the root's memory is read n - 1 times, mostly from cache).
  *
- * Private root buffer: each piece is copied into the root's block, then by the others from there. */
+ * Private root buffer: each piece is copied into the root's block, then by the others from there.
+ */
 #include <string.h>
 
 #include "comm/collective/collective.h"
@@ -35,23 +36,15 @@ static int64_t direct(ls_work *work) {
     return receive(work, outputs.ptr[work->call.root], (lsi_range){0, work->call.count});
 }
 
-static int64_t piece_elems(const ls_work *work) {
-    (void)work;
-    return LSI_PIECE_BYTES / (int64_t)sizeof(float);
-}
-
 static void copy_in(ls_work *work, uint64_t piece) {
-    if (!is_root(work)) return;
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
-    memcpy(lsi_own_staging(work, piece), (const float *)work->output + range.begin,
-           (size_t)(range.end - range.begin) * sizeof(float));
+    if (is_root(work)) lsi_copy_input(work, piece);
 }
 
 static int64_t combine(ls_work *work, uint64_t piece) {
     lsi_peers staging;
     lsi_peer_staging(work, piece, &staging);
-    return receive(work, staging.ptr[work->call.root],
-                   lsi_piece_range(work, piece, piece_elems(work)));
+    return receive(work, staging.ptr[work->call.root], lsi_piece_range(work, piece));
 }
 
-const lsi_collective lsi_broadcast = {is_direct, direct, piece_elems, copy_in, combine, NULL};
+const lsi_collective lsi_broadcast = {
+    .is_direct = is_direct, .direct = direct, .copy_in = copy_in, .combine = combine};

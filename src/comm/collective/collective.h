@@ -29,6 +29,8 @@ typedef struct lsi_range {
 } lsi_range;
 lsi_range lsi_slice(int64_t count, int rank, int n_ranks);
 /* Elements [begin, end) of a work that belong to a piece. */
-lsi_range lsi_piece_range(const ls_work *work, uint64_t piece, int64_t piece_elems);
+lsi_range lsi_piece_range(const ls_work *work, uint64_t piece);
+/* copy_in of collectives whose blocks hold a stretch of the input as it is. */
+void lsi_copy_input(ls_work *work, uint64_t piece);
 
 #endif

@@ -1,4 +1,6 @@
 /* Where the buffers of peers are, and how work is cut. */
+#include <string.h>
+
 #include "comm/collective/collective.h"
 
 static float *locate(const ls_work *work, int rank, uint64_t offset, const void *own) {
@@ -27,8 +29,7 @@ void lsi_peer_staging(const ls_work *work, uint64_t piece, lsi_peers *peers) {
 
 float *lsi_own_staging(const ls_work *work, uint64_t piece) {
     const ls_group *group = work->group;
-    return (float *)(void *)lsi_region_staging(group->region, group->rank,
-                                               group->n_pieces + piece);
+    return (float *)(void *)lsi_region_staging(group->region, group->rank, group->n_pieces + piece);
 }
 
 bool lsi_inputs_shared(const ls_work *work) {
@@ -52,7 +53,20 @@ lsi_range lsi_slice(int64_t count, int rank, int n_ranks) {
     return (lsi_range){begin < count ? begin : count, end < count ? end : count};
 }
 
-lsi_range lsi_piece_range(const ls_work *work, uint64_t piece, int64_t piece_elems) {
-    int64_t begin = (int64_t)piece * piece_elems, end = begin + piece_elems;
+int64_t lsi_piece_elems(const ls_work *work) {
+    bool all_parts = lsi_collective_of(work->call.kind)->holds_all_parts;
+    int64_t elems = LSI_PIECE_BYTES / (int64_t)sizeof(float);
+    return all_parts ? elems / work->group->n_ranks : elems;
+}
+
+lsi_range lsi_piece_range(const ls_work *work, uint64_t piece) {
+    int64_t elems = lsi_piece_elems(work);
+    int64_t begin = (int64_t)piece * elems, end = begin + elems;
     return (lsi_range){begin, end < work->call.count ? end : work->call.count};
+}
+
+void lsi_copy_input(ls_work *work, uint64_t piece) {
+    lsi_range range = lsi_piece_range(work, piece);
+    memcpy(lsi_own_staging(work, piece), (const float *)work->input + range.begin,
+           (size_t)(range.end - range.begin) * sizeof(float));
 }

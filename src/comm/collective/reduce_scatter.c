@@ -31,12 +31,8 @@ static int64_t direct(ls_work *work) {
     return sum_part(work, &inputs, work->group->rank * count, work->output, count);
 }
 
-static int64_t piece_elems(const ls_work *work) {
-    return LSI_PIECE_BYTES / (int64_t)sizeof(float) / work->group->n_ranks;
-}
-
 static void copy_in(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
+    lsi_range range = lsi_piece_range(work, piece);
     int64_t count = range.end - range.begin;
     float *staging = lsi_own_staging(work, piece);
     for (int r = 0; r < work->group->n_ranks; r++)
@@ -45,7 +41,7 @@ static void copy_in(ls_work *work, uint64_t piece) {
 }
 
 static int64_t combine(ls_work *work, uint64_t piece) {
-    lsi_range range = lsi_piece_range(work, piece, piece_elems(work));
+    lsi_range range = lsi_piece_range(work, piece);
     int64_t count = range.end - range.begin;
     lsi_peers staging;
     lsi_peer_staging(work, piece, &staging);
@@ -53,5 +49,8 @@ static int64_t combine(ls_work *work, uint64_t piece) {
                     count);
 }
 
-const lsi_collective lsi_reduce_scatter = {lsi_inputs_shared, direct, piece_elems, copy_in,
-                                           combine, NULL};
+const lsi_collective lsi_reduce_scatter = {.is_direct = lsi_inputs_shared,
+                                           .direct = direct,
+                                           .holds_all_parts = true,
+                                           .copy_in = copy_in,
+                                           .combine = combine};

@@ -22,7 +22,7 @@
 
 enum {
     LSI_LINE_BYTES = 64,
-    LSI_CALLS = 1024,           /* calls in flight per rank */
+    LSI_CALLS = 1024,            /* calls in flight per rank */
     LSI_PIECE_BYTES = 512 << 10, /* one of the two staging blocks of a rank */
     LSI_HEAP_BLOCKS = 4096,
     LSI_REPORTS = 2 * LSI_MAX_RANKS, /* errors that can be under way at the same time */

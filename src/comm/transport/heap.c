@@ -2,9 +2,9 @@
  *
  * The lock is a spin lock with a deadline and not a mutex because its owner may be killed; the
  * launcher then ends the run, and this keeps others from waiting for ever meanwhile. It is held
- * for microseconds, a few times per run: pages are given back outside of it. Freed pages are punched
- * out of the file, so memory goes back to the system and later blocks start zeroed. Blocks that
- * peers may still touch are kept away from here by ls_group_free_shared. */
+ * for microseconds, a few times per run: pages are given back outside of it. Freed pages are
+ * punched out of the file, so memory goes back to the system and later blocks start zeroed. Blocks
+ * that peers may still touch are kept away from here by ls_group_free_shared. */
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
@@ -22,8 +22,10 @@ static ls_status lock_heap(lsi_region *region) {
         LSI_TRY(lsi_region_error(region, NULL));
         sched_yield();
         if (lsi_now_ns() > deadline_ns)
-            return lsi_fail(LS_ERR_TIMEOUT, "shared heap: locked for %d ms; the rank that held it "
-                            "was probably killed", LOCK_WAIT_MS);
+            return lsi_fail(LS_ERR_TIMEOUT,
+                            "shared heap: locked for %d ms; the rank that held it "
+                            "was probably killed",
+                            LOCK_WAIT_MS);
     }
     return LS_OK;
 }
@@ -50,9 +52,10 @@ static ls_status take_block(lsi_control *control, uint64_t bytes, uint64_t *offs
     if (at < 0) {
         uint64_t used = 0;
         for (int i = 0; i < control->n_blocks; i++) used += control->blocks[i].bytes;
-        return lsi_fail(LS_ERR_MEMORY, "shared heap: %llu bytes asked for in one piece, %llu of %llu "
-                        "left, perhaps in several", (unsigned long long)bytes,
-                        (unsigned long long)(control->heap_bytes - used),
+        return lsi_fail(LS_ERR_MEMORY,
+                        "shared heap: %llu bytes asked for in one piece, %llu of %llu "
+                        "left, perhaps in several",
+                        (unsigned long long)bytes, (unsigned long long)(control->heap_bytes - used),
                         (unsigned long long)control->heap_bytes);
     }
     memmove(&control->blocks[at + 1], &control->blocks[at],

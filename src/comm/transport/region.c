@@ -29,11 +29,13 @@ static size_t default_heap_bytes(void) {
 }
 
 static ls_status map_region(lsi_region *region, size_t bytes) {
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, region->fd,
-                      0);
+    void *base =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, region->fd, 0);
     if (base == MAP_FAILED)
-        return lsi_fail_errno(LS_ERR_SYSTEM, "shared region: cannot map %zu bytes of addresses "
-                              "(see `ulimit -v`)", bytes);
+        return lsi_fail_errno(LS_ERR_SYSTEM,
+                              "shared region: cannot map %zu bytes of addresses "
+                              "(see `ulimit -v`)",
+                              bytes);
     /* Gradients do not belong into core files. */
     (void)madvise(base, bytes, MADV_DONTDUMP);
     region->base = base;
@@ -48,8 +50,10 @@ static ls_status check_file_limit(size_t bytes) {
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         limit.rlim_cur >= bytes)
         return LS_OK;
-    return lsi_fail(LS_ERR_SYSTEM, "shared region: %zu bytes are needed, files may have %llu; raise "
-                    "the limit (`ulimit -f`)", bytes, (unsigned long long)limit.rlim_cur);
+    return lsi_fail(LS_ERR_SYSTEM,
+                    "shared region: %zu bytes are needed, files may have %llu; raise "
+                    "the limit (`ulimit -f`)",
+                    bytes, (unsigned long long)limit.rlim_cur);
 }
 
 static ls_status make_file(lsi_region *region, size_t bytes) {
@@ -57,8 +61,10 @@ static ls_status make_file(lsi_region *region, size_t bytes) {
     region->fd = memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (region->fd < 0) return lsi_fail_errno(LS_ERR_SYSTEM, "shared region: memfd_create");
     if (ftruncate(region->fd, (off_t)bytes) != 0)
-        return lsi_fail_errno(LS_ERR_SYSTEM, "shared region: cannot extend the memory file to %zu "
-                              "bytes", bytes);
+        return lsi_fail_errno(LS_ERR_SYSTEM,
+                              "shared region: cannot extend the memory file to %zu "
+                              "bytes",
+                              bytes);
     if (fcntl(region->fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
         return lsi_fail_errno(LS_ERR_SYSTEM, "shared region: cannot seal the memory file");
     return LS_OK;
@@ -77,8 +83,10 @@ ls_status lsi_region_create(int n_ranks, size_t heap_bytes, lsi_region **out) {
         return lsi_fail(LS_ERR_ARGUMENT, "shared region: %d ranks, 1 to %d are possible", n_ranks,
                         LSI_MAX_RANKS);
     if (heap_bytes > INT64_MAX / 2)
-        return lsi_fail(LS_ERR_ARGUMENT, "shared region: a heap of %zu bytes, at most %lld are "
-                        "possible", heap_bytes, (long long)INT64_MAX / 2);
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "shared region: a heap of %zu bytes, at most %lld are "
+                        "possible",
+                        heap_bytes, (long long)INT64_MAX / 2);
     lsi_region *region = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *region);
     LSI_TRY(lsi_check_alloc(region));
     region->fd = -1;
@@ -118,16 +126,20 @@ ls_status lsi_region_open(int fd, lsi_region **out) {
         return lsi_fail_errno(LS_ERR_SYSTEM, "shared region: descriptor %d (was it inherited?)",
                               fd);
     if ((size_t)info.st_size < sizeof(lsi_control))
-        return lsi_fail(LS_ERR_FORMAT, "shared region: descriptor %d holds %lld bytes, which is no "
-                        "region of Lockstep", fd, (long long)info.st_size);
+        return lsi_fail(LS_ERR_FORMAT,
+                        "shared region: descriptor %d holds %lld bytes, which is no "
+                        "region of Lockstep",
+                        fd, (long long)info.st_size);
     lsi_region *region = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *region);
     LSI_TRY(lsi_check_alloc(region));
     region->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     ls_status status = region->fd >= 0 ? map_region(region, (size_t)info.st_size)
                                        : lsi_fail_errno(LS_ERR_SYSTEM, "shared region: fcntl");
     if (status == LS_OK && !has_our_layout(region))
-        status = lsi_fail(LS_ERR_FORMAT, "shared region: descriptor %d is no region of this "
-                          "version of Lockstep", fd);
+        status = lsi_fail(LS_ERR_FORMAT,
+                          "shared region: descriptor %d is no region of this "
+                          "version of Lockstep",
+                          fd);
     if (status != LS_OK) {
         lsi_region_close(region);
         return status;
@@ -166,8 +178,7 @@ uint64_t lsi_region_offset(const lsi_region *region, const void *ptr, size_t byt
 }
 
 void lsi_region_wake_all(lsi_region *region) {
-    for (int r = 0; r < region->control->n_ranks; r++)
-        lsi_bell_ring(&region->control->ranks[r]);
+    for (int r = 0; r < region->control->n_ranks; r++) lsi_bell_ring(&region->control->ranks[r]);
 }
 
 /* ---- the first error ---- */
