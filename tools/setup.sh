@@ -35,7 +35,8 @@ has_header() {
         printf '#include <%s>\n' stdarg.h stddef.h setjmp.h stdint.h "$1" |
             cc -x c -fsyntax-only - 2>/dev/null
     else
-        compgen -G "/usr/include/$1" >/dev/null || compgen -G "/usr/include/*-linux-gnu/$1" >/dev/null
+        compgen -G "/usr/include/$1" >/dev/null ||
+            compgen -G "/usr/include/*-linux-gnu/$1" >/dev/null
     fi
 }
 

@@ -12,7 +12,9 @@ ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary -
     --output-junit "$PWD/$report" "$@" || status=$?
 
 if [ -f $report ]; then
-    awk -F'"' '/^\ttests=/ { n = $2 } /^\tfailures=/ { failed = $2 } /^\tskipped=/ { skipped = $2 + 0 }
+    awk -F'"' '/^\ttests=/ { n = $2 }
+        /^\tfailures=/ { failed = $2 }
+        /^\tskipped=/ { skipped = $2 + 0 }
         END { printf "\n%d passed, %d failed%s\n", n - failed - skipped, failed,
                      (skipped ? ", " skipped " skipped" : "") }' $report
 fi

@@ -3,8 +3,9 @@
  * The parent creates the shared region, forks the workers, waits for them, and is the one who
  * notices deaths: a worker that ends badly aborts the region with a message that names rank, pid
  * and exit status; the others get grace_ms to end by themselves, then SIGKILL. Workers die with
- * their parent (PR_SET_PDEATHSIG), so nothing is left after kill -9 of anyone. A worker leads a
- * process group of its own; when it ends badly, what it started dies with it. */
+ * their parent (PR_SET_PDEATHSIG), so none is left after kill -9 of anyone. A worker leads a
+ * process group of its own; when it ends badly, what it started dies with it. (After kill -9 of the
+ * launcher only the workers die: what a worker had started itself is not ours to know then.) */
 #ifndef LSI_LAUNCH_LAUNCH_H
 #define LSI_LAUNCH_LAUNCH_H
 

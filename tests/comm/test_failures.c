@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -319,6 +321,84 @@ static void a_kill_in_the_middle_ends_all_ranks(void **state) {
     }
 }
 
+/* ---- ranks that are stopped and go on ---- */
+
+typedef struct stopper {
+    _Atomic int is_over; /* shared by all ranks */
+    _Atomic int n_stops;
+} stopper;
+
+/* Stops and wakes one rank after the other, a few milliseconds each, wherever they are. */
+static void stop_ranks(stopper *s, const float *pids, int n) {
+    for (unsigned i = 1; !s->is_over; i++) {
+        pid_t victim = (pid_t)pids[(i * 7 + i / 5) % (unsigned)n];
+        kill(victim, SIGSTOP);
+        lsi_sleep_ms(1 + i % 3);
+        kill(victim, SIGCONT);
+        lsi_sleep_ms(i % 2);
+        s->n_stops++;
+    }
+}
+
+/* Staged in two pieces, direct, and mixed, all in flight together. */
+static ls_status three_works(ls_group *group, float *large, float *small, int round) {
+    enum { LARGE = 131073, SMALL = 5000 };
+    int rank = ls_group_rank(group), n = ls_group_world_size(group);
+    float all[8], mine = (float)(rank + round);
+    ls_work *work[3];
+    for (int i = 0; i < LARGE; i++) large[i] = (float)(rank + i % 7);
+    for (int i = 0; i < SMALL; i++) small[i] = (float)(rank + round);
+    LSI_TRY(ls_all_reduce(group, large, large, LARGE, LS_DTYPE_F32, LS_OP_SUM, 1, &work[0]));
+    LSI_TRY(ls_all_reduce(group, small, small, SMALL, LS_DTYPE_F32, LS_OP_SUM, 1, &work[1]));
+    LSI_TRY(ls_all_gather(group, &mine, all, 1, LS_DTYPE_F32, &work[2]));
+    for (int w = 2; w >= 0; w--) LSI_TRY(ls_work_wait(work[w], -1));
+    const float ranks_sum = (float)(n * (n - 1) / 2);
+    for (int i = 0; i < LARGE; i++)
+        RANK_CHECK(large[i] == ranks_sum + (float)(n * (i % 7)), "round %d, large element %d is %g",
+                   round, i, (double)large[i]);
+    for (int i = 0; i < SMALL; i++)
+        RANK_CHECK(small[i] == ranks_sum + (float)(n * round), "round %d, small element %d is %g",
+                   round, i, (double)small[i]);
+    for (int r = 0; r < n; r++)
+        RANK_CHECK(all[r] == (float)(r + round), "round %d, rank %d's value is %g", round, r,
+                   (double)all[r]);
+    return LS_OK;
+}
+
+static ls_status stream_while_stopped(ls_group *group, void *context) {
+    stopper *s = context;
+    float mine = (float)getpid(), pids[8]; /* pids are below 2^22: exact */
+    void *small = NULL;
+    LSI_TRY(ls_all_gather(group, &mine, pids, 1, LS_DTYPE_F32, NULL));
+    LSI_TRY(ls_group_alloc_shared(group, 5000 * sizeof(float), &small));
+    float *large = calloc(131073, sizeof *large);
+    pid_t helper = ls_group_rank(group) == 0 ? fork() : -1;
+    if (helper == 0) {
+        stop_ranks(s, pids, ls_group_world_size(group));
+        _exit(0);
+    }
+    ls_status status = LS_OK;
+    for (int round = 0; round < 100 && status == LS_OK; round++)
+        status = three_works(group, large, small, round);
+    s->is_over = 1;
+    if (helper > 0) waitpid(helper, NULL, 0);
+    if (status == LS_OK) status = ls_barrier(group, NULL); /* all pids were good until here */
+    free(large);
+    return status;
+}
+
+static void ranks_stopped_anywhere_only_cost_time(void **state) {
+    (void)state;
+    stopper *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(s != MAP_FAILED);
+    for (int n = 2; n <= 4; n++) {
+        s->is_over = 0;
+        assert_ok(run_ranks(RANKS_AS_PROCESSES, n, stream_while_stopped, s));
+    }
+    assert_true(s->n_stops > 0);
+    munmap(s, sizeof *s);
+}
+
 /* ---- abort ---- */
 
 static void *abort_soon(void *group) {
@@ -395,6 +475,7 @@ int main(void) {
         cmocka_unit_test(a_deadline_without_a_culprit_is_no_error),
         cmocka_unit_test(killed_and_stopped_ranks_are_named),
         cmocka_unit_test(a_kill_in_the_middle_ends_all_ranks),
+        cmocka_unit_test(ranks_stopped_anywhere_only_cost_time),
         cmocka_unit_test(abort_reaches_every_wait_and_sticks),
         cmocka_unit_test(abort_reaches_works_that_are_done),
         cmocka_unit_test(first_error_wins_on_all_ranks),

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the checks of this folder: they look at the tree and the build, not at behaviour.
 # ctest sets LS_SOURCE, LS_BUILD, LS_CC, LS_CXX (see tests/CMakeLists.txt); run by hand, from the
 # root of the tree, they take build/, cc and c++.
@@ -22,5 +23,5 @@ finish() {
 read_layers() { # tree
     sed 's/#.*//' "$1/src/CMakeLists.txt" | tr '\n' ' ' |
         grep -oE 'lockstep_(layer|program)\([^)]*\)' |
-        sed -E 's/^[^(]*\(//; s/\)$//; s/ LIBS .*//; s/ (LEVEL|BELOW) / /g; s/ (LEVEL|BELOW) / /g; s/ +/ /g'
+        sed -E 's/^[^(]*\(//; s/\)$//; s/ LIBS .*//; s/ (LEVEL|BELOW)( |$)/ /g; s/ +/ /g'
 }

@@ -58,7 +58,8 @@ check_run "pkg-config, static" ./pc_static
 } >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 check_run "find_package, shared" build/app
 check_run "find_package, static" build/app_static
-[[ "$(ldd build/app_static)" != *liblockstep* ]] || fault "find_package, static: links the shared library"
+[[ "$(ldd build/app_static)" != *liblockstep* ]] ||
+    fault "find_package, static: links the shared library"
 
 [ -L "$libdir/liblockstep.so.${version%%.*}" ] || fault "liblockstep.so.${version%%.*} is no link"
 if [ -x "$prefix/bin/lockstep" ]; then

@@ -12,7 +12,7 @@ check_includes() { # tree layer below…
         case " $layer $* " in
         *" ${header%%/*} "*) [[ $header == */* ]] && continue ;;
         esac
-        fault "${file#"$tree"/}:$line: includes \"$header\"; $layer may include from: $layer $*"
+        fault "${file#"$tree"/}:$line: includes \"$header\"; expected one from: $layer $*"
     done < <(grep -rnE '^[ \t]*#[ \t]*include[ \t]*"' "$tree/src/$layer" --include='*.[ch]' |
         sed -E 's/^([^:]*:[0-9]*):[^"]*"([^"]*)".*/\1:\2/')
 }

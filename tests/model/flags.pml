@@ -11,9 +11,10 @@
  *   blocks                         a staging block is not filled while a rank adds from it, holds
  *                                  the right piece when it does, and all sums when it is copied out
  *
- * Reading: `announce … sleep`, `publish` and `advance` are the functions of these names or close to
- * them. Names in capitals are switches: each of the WRONG_ ones breaks the protocol in one place,
- * and the model must then find an error (see check.sh). */
+ * Reading: publish, copy_in, combine, copy_out, start_works, complete_works are what has these names
+ * in the code. COARSE makes a look at all ranks, and a ring of all bells, one step, which lets three
+ * ranks with three pieces be searched in a minute. Each WRONG_ switch breaks the protocol in one
+ * place; the search must then find an error (see check.sh). */
 
 #ifndef N
 #define N 2 /* ranks */
@@ -74,11 +75,21 @@ inline look(which, n) {
 }
 
 inline ring() {
+#ifdef COARSE
+    d_step {
+        do
+        :: q < N -> rung[q] = rung[q] || asleep[q]; q++
+        :: else -> break
+        od;
+        q = 0
+    }
+#else
     do
     :: atomic { q < N && (q == me || !asleep[q]) -> q++ }
     :: q < N && q != me && asleep[q] -> atomic { rung[q] = 1; q++ }
     :: atomic { q == N -> q = 0; break }
     od
+#endif
 }
 
 inline publish(which, n) {
@@ -299,7 +310,11 @@ proctype rank(byte me) {
 
     do
     /* Another call while the last are in flight, if a slot is free. */
+#ifdef WRONG_SLOT_OF_A_STARTED_CALL
+    :: n_posted < WORKS && n_posted - n_started < CALLS -> post()
+#else
     :: n_posted < WORKS && n_posted - n_completed < CALLS -> post()
+#endif
     /* Some progress while computing, or a wait for the oldest. */
     :: n_completed < n_posted -> wait()
     :: n_completed == WORKS -> break
