@@ -47,7 +47,7 @@ static void check_row(void **state, const program_opts *opts, const program_word
 static void wrong_training_is_refused(void **state) {
     static const wrong_use rows[] = {
         /* text */
-        {"--data %/missing", 2, {"%/missing" + 1, "No such file"}},
+        {"--data %/missing", 2, {"/missing", "No such file"}},
         {"--data %/empty", 2, {"/empty is empty"}},
         {"--data %", 2, {"is a folder", "expected a text file"}},
         {"--data /dev/zero", 2, {"/dev/zero", "no regular file"}},

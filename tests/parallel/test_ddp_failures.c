@@ -7,10 +7,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
-#include "comm/transport/control.h"
 #include "harness/ranks.h"
-#include "toy.h"
+#include "lone.h"
 
 static const int64_t counts[] = {16, 1000, -3, 7, 50000};
 enum { N_PARAMS = 5 };
@@ -21,10 +19,6 @@ static void expect(const rank_result *results, int rank, int status, const char 
     if (results[rank].status != status || !strstr(results[rank].message, text))
         fail_msg("rank %d: expected status %d with '%s', found %d with '%s'", rank, status, text,
                  results[rank].status, results[rank].message);
-}
-
-static int n_heap_blocks(ls_group *group) {
-    return lsi_group_region(group)->control->n_blocks;
 }
 
 /* ---- a step, call by call ---- */
@@ -280,32 +274,7 @@ static void destroying_keeps_the_message(void **state) {
 
 /* ---- what one rank cannot get ---- */
 
-typedef struct fixture {
-    lsi_region *region;
-    ls_group *group;
-    toy model;
-    ls_ddp *ddp;
-} fixture;
-
-static void open_group(fixture *f) {
-    assert_ok(lsi_region_create(1, 1 << 20, &f->region));
-    assert_ok(lsi_group_attach(f->region, 0, &f->group));
-    toy_init(&f->model, counts, N_PARAMS, 0);
-    f->ddp = NULL;
-}
-
-static void close_group(fixture *f) {
-    ls_ddp_destroy(f->ddp);
-    assert_int_equal(n_heap_blocks(f->group), 0);
-    for (int kind = 0; kind < LSI_MEM_N_KINDS; kind++)
-        if (kind != LSI_MEM_OTHER) assert_int_equal(lsi_mem_now((lsi_mem_kind)kind), 0);
-    ls_group_destroy(f->group);
-    lsi_region_close(f->region);
-    toy_fini(&f->model);
-    assert_int_equal(lsi_mem_n_blocks(), 0);
-}
-
-static ls_status create_and_walk(fixture *f) {
+static ls_status create_and_walk(lone *f) {
     LSI_TRY(ls_ddp_create(f->group, f->model.params, N_PARAMS, &tiny_reproducible, &f->ddp));
     walk w = {&f->model, f->ddp, 5, 0, INT32_MAX};
     return walk_step(&w);
@@ -315,8 +284,8 @@ static void failed_allocations_are_reported_and_leave_nothing(void **state) {
     (void)state;
     int n_failures = 0, failed = 1;
     for (int64_t n = 1; failed; n++) {
-        fixture f;
-        open_group(&f);
+        lone f;
+        lone_open(&f, counts, N_PARAMS);
         lsi_mem_fail_at(n);
         ls_status status = create_and_walk(&f);
         failed = lsi_mem_has_failed();
@@ -332,7 +301,7 @@ static void failed_allocations_are_reported_and_leave_nothing(void **state) {
         } else {
             assert_ok(status);
         }
-        close_group(&f);
+        lone_close(&f);
     }
     assert_true(n_failures > 10);
 }
@@ -341,8 +310,8 @@ static void failed_allocations_are_reported_and_leave_nothing(void **state) {
 static void a_full_ring_fails_the_step(void **state) {
     (void)state;
     static ls_work *works[LSI_CALLS];
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &tiny_reproducible, &f.ddp));
     for (int i = 0; i < LSI_CALLS; i++) assert_ok(ls_barrier(f.group, &works[i]));
     walk w = {&f.model, f.ddp, 2, 0, INT32_MAX};
@@ -351,20 +320,20 @@ static void a_full_ring_fails_the_step(void **state) {
     assert_fails(ls_ddp_grad_ready(f.ddp, 3), LS_ERR_STATE, "an earlier call failed");
     assert_fails(ls_ddp_end_backward(f.ddp), LS_ERR_STATE, "an earlier call failed");
     assert_fails(ls_ddp_finish_step(f.ddp), LS_ERR_STATE, "an earlier call failed");
-    close_group(&f);
+    lone_close(&f);
 }
 
 static void a_heap_too_small_is_reported(void **state) {
     (void)state;
     static const int64_t too_many[] = {1 << 20};
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     toy large;
     toy_init(&large, too_many, 1, 0);
     assert_fails(ls_ddp_create(f.group, large.params, 1, NULL, &f.ddp), LS_ERR_MEMORY,
                  "4194304 bytes asked for");
     toy_fini(&large);
-    close_group(&f);
+    lone_close(&f);
 }
 
 int main(void) {

@@ -5,42 +5,18 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
-#include "comm/region.h"
-#include "toy.h"
+#include "lone.h"
 
 /* Parameter 1 is frozen. */
 static const int64_t counts[] = {3, -5, 20};
 enum { N_PARAMS = 3 };
-
-typedef struct fixture {
-    lsi_region *region;
-    ls_group *group;
-    toy model;
-    ls_ddp *ddp;
-} fixture;
-
-static void open_group(fixture *f) {
-    assert_ok(lsi_region_create(1, 1 << 20, &f->region));
-    assert_ok(lsi_group_attach(f->region, 0, &f->group));
-    toy_init(&f->model, counts, N_PARAMS, 0);
-    f->ddp = NULL;
-}
-
-static void close_group(fixture *f) {
-    ls_ddp_destroy(f->ddp);
-    ls_group_destroy(f->group);
-    lsi_region_close(f->region);
-    toy_fini(&f->model);
-    assert_int_equal(lsi_mem_n_blocks(), 0);
-}
 
 /* ---- calls in the wrong state ----
  *
  * A letter is a call: s and S begin a step of 1 and 2 micro-batches, B begins and E ends a
  * backward pass, F finishes the step; r makes all gradients ready, a digit that of a parameter. */
 
-static ls_status make_call(fixture *f, char letter) {
+static ls_status make_call(lone *f, char letter) {
     switch (letter) {
     case 's': return ls_ddp_begin_step(f->ddp, 1, 0);
     case 'S': return ls_ddp_begin_step(f->ddp, 2, 0);
@@ -90,13 +66,13 @@ static void wrong_calls_are_refused_and_change_nothing(void **state) {
         for (int reproducible = 0; reproducible < 2; reproducible++) {
             const call_row *row = &call_rows[i];
             const ls_ddp_opts opts = {sizeof opts, 1e-9, 1e-9, reproducible};
-            fixture f;
-            open_group(&f);
+            lone f;
+            lone_open(&f, counts, N_PARAMS);
             assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &opts, &f.ddp));
             for (const char *c = row->before; *c; c++) assert_ok(make_call(&f, *c));
             assert_fails(make_call(&f, row->refused[0]), LS_ERR_STATE, row->text);
             for (const char *c = row->after; *c; c++) assert_ok(make_call(&f, *c));
-            close_group(&f);
+            lone_close(&f);
         }
 }
 
@@ -104,8 +80,8 @@ static void wrong_calls_are_refused_and_change_nothing(void **state) {
 
 static void steps_without_micro_batches_or_scale_are_refused(void **state) {
     (void)state;
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, NULL, &f.ddp));
     assert_fails(ls_ddp_begin_step(f.ddp, 0, 0), LS_ERR_ARGUMENT, "0 micro-batches");
     assert_fails(ls_ddp_begin_step(f.ddp, -3, 0), LS_ERR_ARGUMENT, "-3 micro-batches");
@@ -123,7 +99,7 @@ static void steps_without_micro_batches_or_scale_are_refused(void **state) {
     assert_ok(make_call(&f, 'E'));
     assert_ok(make_call(&f, 'F'));
     assert_true(*(float *)f.model.params[2].grad == -3);
-    close_group(&f);
+    lone_close(&f);
 }
 
 static const struct {
@@ -145,8 +121,8 @@ static const struct {
 
 static void options_outside_their_range_are_refused(void **state) {
     (void)state;
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     for (size_t i = 0; i < sizeof opts_rows / sizeof opts_rows[0]; i++) {
         const ls_ddp_opts opts = {opts_rows[i].struct_size, opts_rows[i].cap_mb,
                                   opts_rows[i].first_mb, 0};
@@ -157,7 +133,7 @@ static void options_outside_their_range_are_refused(void **state) {
     const ls_ddp_opts largest = {sizeof largest, 1e9, 1e9, 1};
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &largest, &f.ddp));
     assert_int_equal(ls_ddp_n_buckets(f.ddp), 1);
-    close_group(&f);
+    lone_close(&f);
 }
 
 static float some_data[4];
@@ -181,8 +157,8 @@ static const struct {
 
 static void parameters_that_cannot_be_are_refused(void **state) {
     (void)state;
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     for (size_t i = 0; i < sizeof param_rows / sizeof param_rows[0]; i++) {
         ls_param param = param_rows[i].param;
         assert_fails(ls_ddp_create(f.group, &param, 1, NULL, &f.ddp), param_rows[i].status,
@@ -193,7 +169,7 @@ static void parameters_that_cannot_be_are_refused(void **state) {
                  "-1 parameters");
     assert_fails(ls_ddp_create(f.group, NULL, 2, NULL, &f.ddp), LS_ERR_ARGUMENT, "NULL");
     assert_ok(ls_ddp_create(f.group, NULL, 0, NULL, &f.ddp));
-    close_group(&f);
+    lone_close(&f);
 }
 
 static void events_of_others_do_nothing(void **state) {
@@ -201,8 +177,8 @@ static void events_of_others_do_nothing(void **state) {
     static const ls_event others[] = {LS_EVENT_BEFORE_FORWARD,  LS_EVENT_AFTER_FORWARD,
                                       LS_EVENT_BEFORE_BACKWARD, LS_EVENT_AFTER_BACKWARD,
                                       LS_EVENT_PROGRESS,        (ls_event)99};
-    fixture f;
-    open_group(&f);
+    lone f;
+    lone_open(&f, counts, N_PARAMS);
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, NULL, &f.ddp));
     ls_event_sink sink = ls_ddp_sink(f.ddp);
     for (const char *c = "-sBrEF"; *c; c++) {
@@ -212,7 +188,7 @@ static void events_of_others_do_nothing(void **state) {
     }
     assert_fails(sink.on_event(sink.context, LS_EVENT_GRAD_READY, 0), LS_ERR_STATE, "no step");
     assert_fails(sink.on_event(sink.context, LS_EVENT_END_OF_BACKWARD, 0), LS_ERR_STATE, "no step");
-    close_group(&f);
+    lone_close(&f);
     ls_ddp_destroy(NULL);
 }
 
