@@ -130,12 +130,15 @@ static ls_status evaluate(lsi_worker *w) {
 static ls_status train(lsi_worker *w) {
     for (int64_t step = 0; step < w->plan->total_steps && !w->stop_signal; step++) {
         LSI_TRY(lsi_worker_step(w, step));
-        if (w->stop_signal || is_evaluation_due(w, step + 1)) LSI_TRY(evaluate(w));
+        /* Who was asked to stop saves at once: whoever asked may not wait much longer. */
+        if (!w->stop_signal && is_evaluation_due(w, step + 1)) LSI_TRY(evaluate(w));
     }
     return LS_OK;
 }
 
 /* ---- the end ---- */
+
+enum { SAVE_TIMEOUT_MS = 3600 * 1000 };
 
 static ls_status save(lsi_worker *w) {
     if (w->rank != 0) return LS_OK;
@@ -174,7 +177,7 @@ static ls_status finish(lsi_worker *w) {
     LSI_TRY(lsi_worker_agree_weights(w, sha256));
     /* From here the others wait for rank 0's disk, which may take its time; a death is still
      * noticed by the launcher. */
-    ls_group_set_timeout(w->group, -1);
+    if (w->config->timeout_ms < SAVE_TIMEOUT_MS) ls_group_set_timeout(w->group, SAVE_TIMEOUT_MS);
     LSI_TRY(save(w));
     LSI_TRY(write_trace(w));
     LSI_TRY(close_metrics(w));
