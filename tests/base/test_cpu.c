@@ -4,7 +4,7 @@
 
 #include "base/cpu.h"
 #include "base/file.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 
 static void count_is_at_least_one(void **state) {
     (void)state;

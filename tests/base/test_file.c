@@ -10,7 +10,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 
 static int nothing_leaked(void **state) {
     (void)state;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 
 /* What body logs, as text; the log's level and rank are set back. */
 static const char *logged(void **state, void (*body)(void)) {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 
 /* Hooks of the sanitizers: a size that cannot be had gives NULL, as without them. */
 const char *__asan_default_options(void);

@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 
 typedef struct values {
     int64_t workers, tokens, offset;

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/scratch.h"
 #include "base/trace.h"
+#include "harness/scratch.h"
 
 static int nothing_leaked(void **state) {
     (void)state;

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/scratch.h"
+#include "checkpoint/files.h"
 
 static const lsi_model_config SMALL = {.n_layer = 2,
                                        .n_head = 2,
@@ -55,8 +55,8 @@ static void saved_model_comes_back_to_the_bit(void **state) {
     float *weights = model->params[0].data;
     weights[0] = NAN, weights[1] = -INFINITY, weights[2] = -0.0f, weights[3] = 1e-45f;
     char *tokenizer;
-    assert_ok(lsi_model_save(model, "gpt2-bpe", in_scratch("deep/folder")));
-    assert_ok(lsi_model_load(in_scratch("deep/folder"), &loaded, &tokenizer));
+    assert_ok(lsi_model_save(model, "gpt2-bpe", path_of("deep/folder")));
+    assert_ok(lsi_model_load(path_of("deep/folder"), &loaded, &tokenizer));
     assert_same_model(loaded, model);
     assert_string_equal(tokenizer, "gpt2-bpe");
     char one[LSI_SHA256_TEXT_BYTES], two[LSI_SHA256_TEXT_BYTES];
@@ -73,17 +73,17 @@ static void saving_twice_gives_the_same_files(void **state) {
     (void)state;
     static const char *const names[] = {"config.json", "model.safetensors"};
     lsi_model *model = make_model(&SMALL, 1), *other = make_model(&SMALL, 2);
-    assert_ok(lsi_model_save(other, NULL, in_scratch("a")));
-    assert_ok(lsi_model_save(model, NULL, in_scratch("a")));
-    assert_ok(lsi_model_save(model, NULL, in_scratch("b")));
-    assert_int_equal(n_files_in(in_scratch("a")), 2);
+    assert_ok(lsi_model_save(other, NULL, path_of("a")));
+    assert_ok(lsi_model_save(model, NULL, path_of("a")));
+    assert_ok(lsi_model_save(model, NULL, path_of("b")));
+    assert_int_equal(n_files_in(path_of("a")), 2);
     for (int i = 0; i < 2; i++) {
         char path[64];
         size_t bytes[2];
         snprintf(path, sizeof path, "a/%s", names[i]);
-        char *a = read_whole(in_scratch(path), &bytes[0]);
+        char *a = read_whole(path_of(path), &bytes[0]);
         path[0] = 'b';
-        char *b = read_whole(in_scratch(path), &bytes[1]);
+        char *b = read_whole(path_of(path), &bytes[1]);
         assert_int_equal(bytes[0], bytes[1]);
         assert_memory_equal(a, b, bytes[0]);
         free(a);
@@ -96,9 +96,9 @@ static void saving_twice_gives_the_same_files(void **state) {
 static void files_are_those_of_transformers(void **state) {
     (void)state;
     lsi_model *model = make_model(&SMALL, 1);
-    assert_ok(lsi_model_save(model, "byte", in_scratch("m")));
+    assert_ok(lsi_model_save(model, "byte", path_of("m")));
     json_t *config;
-    assert_ok(lsi_file_read_json(in_scratch("m/config.json"), 1 << 16, &config));
+    assert_ok(lsi_file_read_json(path_of("m/config.json"), 1 << 16, &config));
     assert_string_equal(json_string_value(json_object_get(config, "model_type")), "gpt2");
     assert_int_equal(json_integer_value(json_object_get(config, "n_positions")), SMALL.seq_len);
     assert_string_equal(
@@ -107,7 +107,7 @@ static void files_are_those_of_transformers(void **state) {
     json_decref(config);
 
     lsi_st_file *file;
-    assert_ok(lsi_st_open(in_scratch("m/model.safetensors"), &file));
+    assert_ok(lsi_st_open(path_of("m/model.safetensors"), &file));
     assert_int_equal(lsi_st_n_tensors(file), model->n_params);
     const lsi_st_tensor *t = lsi_st_find(file, "transformer.h.0.attn.c_attn.weight");
     assert_non_null(t);
@@ -118,7 +118,7 @@ static void files_are_those_of_transformers(void **state) {
     assert_non_null(lsi_st_find(file, "transformer.wte.weight"));
     assert_null(lsi_st_find(file, "lm_head.weight"));
     lsi_st_close(file);
-    char *bytes = read_whole(in_scratch("m/model.safetensors"), NULL);
+    char *bytes = read_whole(path_of("m/model.safetensors"), NULL);
     assert_memory_equal(bytes + 8, "{\"__metadata__\":{\"format\":\"pt\"}",
                         strlen("{\"__metadata__\":{\"format\":\"pt\"}"));
     free(bytes);
@@ -141,8 +141,8 @@ static void tokenizer_follows_file_then_vocabulary(void **state) {
         config.vocab_size = rows[i].vocab_size;
         lsi_model *model = make_model(&config, 1), *loaded;
         char *tokenizer;
-        assert_ok(lsi_model_save(model, rows[i].saved, in_scratch("t")));
-        assert_ok(lsi_model_load(in_scratch("t"), &loaded, &tokenizer));
+        assert_ok(lsi_model_save(model, rows[i].saved, path_of("t")));
+        assert_ok(lsi_model_load(path_of("t"), &loaded, &tokenizer));
         if (rows[i].loaded)
             assert_string_equal(tokenizer, rows[i].loaded);
         else
@@ -169,7 +169,7 @@ typedef struct made_file {
 static void made_setup(made_file *made, const char *prefix) {
     memset(made, 0, sizeof *made);
     made->model = make_model(&SMALL, 3);
-    assert_ok(lsi_model_save(made->model, NULL, in_scratch("made")));
+    assert_ok(lsi_model_save(made->model, NULL, path_of("made")));
     for (int i = 0; i < made->model->n_params; i++) {
         const ls_param *param = &made->model->params[i];
         const lsi_param_shape *shape = &made->model->shapes[i];
@@ -199,8 +199,8 @@ static void made_add(made_file *made, lsi_st_tensor tensor) {
 static ls_status made_load(made_file *made, lsi_model **loaded) {
     char *tokenizer = NULL;
     assert_ok(
-        lsi_st_write(in_scratch("made/model.safetensors"), made->tensors, made->n_tensors, NULL));
-    ls_status status = lsi_model_load(in_scratch("made"), loaded, &tokenizer);
+        lsi_st_write(path_of("made/model.safetensors"), made->tensors, made->n_tensors, NULL));
+    ls_status status = lsi_model_load(path_of("made"), loaded, &tokenizer);
     lsi_free(tokenizer);
     return status;
 }
@@ -409,17 +409,17 @@ static void wrong_configurations_are_named(void **state) {
          LS_ERR_FORMAT, "'transformer.wte.weight': expected shape (12, 6), found (11, 6)"},
     };
     lsi_model *model = make_model(&SMALL, 1);
-    assert_ok(lsi_model_save(model, NULL, in_scratch("m")));
+    assert_ok(lsi_model_save(model, NULL, path_of("m")));
     lsi_model_destroy(model);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char json[512];
         strcpy(json, rows[i].json);
         for (char *c = json; *c; c++)
             if (*c == '\'') *c = '"';
-        write_whole(in_scratch("m/config.json"), json, strlen(json));
+        write_whole(path_of("m/config.json"), json, strlen(json));
         lsi_model *loaded = NULL;
         char *tokenizer = NULL;
-        assert_fails(lsi_model_load(in_scratch("m"), &loaded, &tokenizer), rows[i].status,
+        assert_fails(lsi_model_load(path_of("m"), &loaded, &tokenizer), rows[i].status,
                      rows[i].message);
         assert_null(loaded);
         assert_null(tokenizer);
@@ -431,18 +431,18 @@ static void missing_files_are_named(void **state) {
     (void)state;
     lsi_model *loaded = NULL;
     char *tokenizer = NULL;
-    assert_fails(lsi_model_load(in_scratch("none"), &loaded, &tokenizer), LS_ERR_NOT_FOUND,
+    assert_fails(lsi_model_load(path_of("none"), &loaded, &tokenizer), LS_ERR_NOT_FOUND,
                  "none/config.json");
     lsi_model *model = make_model(&SMALL, 1);
-    assert_ok(lsi_model_save(model, NULL, in_scratch("half")));
-    assert_int_equal(unlink(in_scratch("half/model.safetensors")), 0);
-    assert_fails(lsi_model_load(in_scratch("half"), &loaded, &tokenizer), LS_ERR_NOT_FOUND,
+    assert_ok(lsi_model_save(model, NULL, path_of("half")));
+    assert_int_equal(unlink(path_of("half/model.safetensors")), 0);
+    assert_fails(lsi_model_load(path_of("half"), &loaded, &tokenizer), LS_ERR_NOT_FOUND,
                  "half/model.safetensors");
-    write_whole(in_scratch("file"), "x", 1);
-    assert_fails(lsi_model_save(model, NULL, in_scratch("file")), LS_ERR_IO, "file");
-    assert_fails(lsi_model_save(model, NULL, in_scratch("file/under")), LS_ERR_IO, "file");
-    assert_fails(lsi_model_save(model, "\xff", in_scratch("m")), LS_ERR_ARGUMENT, "not UTF-8");
-    assert_int_equal(n_files_in(in_scratch("m")), 0);
+    write_whole(path_of("file"), "x", 1);
+    assert_fails(lsi_model_save(model, NULL, path_of("file")), LS_ERR_IO, "file");
+    assert_fails(lsi_model_save(model, NULL, path_of("file/under")), LS_ERR_IO, "file");
+    assert_fails(lsi_model_save(model, "\xff", path_of("m")), LS_ERR_ARGUMENT, "not UTF-8");
+    assert_int_equal(n_files_in(path_of("m")), 0);
     lsi_model_destroy(model);
     assert_null(loaded);
     assert_null(tokenizer);
@@ -458,7 +458,7 @@ static void every_failed_allocation_is_answered(void **state) {
     ls_status status;
     do {
         lsi_mem_fail_at(++n);
-        status = lsi_model_save(model, "byte", in_scratch("m"));
+        status = lsi_model_save(model, "byte", path_of("m"));
         int has_failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         assert_int_equal(status, has_failed ? LS_ERR_MEMORY : LS_OK);
@@ -470,7 +470,7 @@ static void every_failed_allocation_is_answered(void **state) {
         lsi_model *loaded = NULL;
         char *tokenizer = NULL;
         lsi_mem_fail_at(++n);
-        status = lsi_model_load(in_scratch("m"), &loaded, &tokenizer);
+        status = lsi_model_load(path_of("m"), &loaded, &tokenizer);
         int has_failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         assert_int_equal(status, has_failed ? LS_ERR_MEMORY : LS_OK);
@@ -488,7 +488,7 @@ static void full_disk_leaves_a_whole_folder(void **state) {
     (void)state;
     lsi_model *model = make_model(&SMALL, 1), *next = make_model(&SMALL, 2), *loaded;
     char *tokenizer;
-    assert_ok(lsi_model_save(model, NULL, in_scratch("m")));
+    assert_ok(lsi_model_save(model, NULL, path_of("m")));
     struct rlimit usual, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual), 0);
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
@@ -497,11 +497,11 @@ static void full_disk_leaves_a_whole_folder(void **state) {
         limit = usual;
         limit.rlim_cur = rooms[i];
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-        ls_status status = lsi_model_save(next, NULL, in_scratch("m"));
+        ls_status status = lsi_model_save(next, NULL, path_of("m"));
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual), 0);
         assert_fails(status, LS_ERR_IO, "saving the model: ");
-        assert_int_equal(n_files_in(in_scratch("m")), 2);
-        assert_ok(lsi_model_load(in_scratch("m"), &loaded, &tokenizer));
+        assert_int_equal(n_files_in(path_of("m")), 2);
+        assert_ok(lsi_model_load(path_of("m"), &loaded, &tokenizer));
         assert_same_model(loaded, model);
         lsi_free(tokenizer);
         lsi_model_destroy(loaded);

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 
 #include "base/mem.h"
-#include "checkpoint/scratch.h"
+#include "checkpoint/files.h"
 
 static const float SIX_FLOATS[] = {1, -2, 3.5f, -0.0f, 1e-45f, 3e38f};
 static const int64_t ONE_INTEGER[] = {-5};
@@ -42,7 +42,7 @@ static void assert_same_tensor(const lsi_st_tensor *found, const lsi_st_tensor *
 
 static void written_tensors_come_back_to_the_bit(void **state) {
     (void)state;
-    const char *path = in_scratch("model.safetensors");
+    const char *path = path_of("model.safetensors");
     lsi_st_file *file;
     assert_ok(lsi_st_write(path, TENSORS, N_TENSORS, METADATA));
     assert_ok(lsi_st_open(path, &file));
@@ -72,8 +72,8 @@ static void layout_is_as_the_format_says(void **state) {
     char expected[300] = {(char)header_bytes};
     snprintf(expected + 8, sizeof expected - 8, "%-*swxyz", (int)header_bytes, json);
 
-    assert_ok(lsi_st_write(in_scratch("layout"), tensors, 2, metadata));
-    char *found = read_whole(in_scratch("layout"), &found_bytes);
+    assert_ok(lsi_st_write(path_of("layout"), tensors, 2, metadata));
+    char *found = read_whole(path_of("layout"), &found_bytes);
     assert_int_equal(found_bytes, 8 + header_bytes + 4);
     assert_memory_equal(found, expected, found_bytes);
     free(found);
@@ -83,11 +83,11 @@ static void order_of_tensors_changes_no_byte(void **state) {
     (void)state;
     lsi_st_tensor reversed[N_TENSORS];
     for (int i = 0; i < N_TENSORS; i++) reversed[i] = TENSORS[N_TENSORS - 1 - i];
-    assert_ok(lsi_st_write(in_scratch("one"), TENSORS, N_TENSORS, METADATA));
-    assert_ok(lsi_st_write(in_scratch("two"), reversed, N_TENSORS, METADATA));
+    assert_ok(lsi_st_write(path_of("one"), TENSORS, N_TENSORS, METADATA));
+    assert_ok(lsi_st_write(path_of("two"), reversed, N_TENSORS, METADATA));
     size_t bytes[2];
-    char *one = read_whole(in_scratch("one"), &bytes[0]);
-    char *two = read_whole(in_scratch("two"), &bytes[1]);
+    char *one = read_whole(path_of("one"), &bytes[0]);
+    char *two = read_whole(path_of("two"), &bytes[1]);
     assert_int_equal(bytes[0], bytes[1]);
     assert_memory_equal(one, two, bytes[0]);
     free(one);
@@ -100,8 +100,8 @@ static void file_without_tensors_is_a_file(void **state) {
     const char *const *metadata[] = {NULL, none, METADATA};
     for (int i = 0; i < 3; i++) {
         lsi_st_file *file;
-        assert_ok(lsi_st_write(in_scratch("none"), NULL, 0, metadata[i]));
-        assert_ok(lsi_st_open(in_scratch("none"), &file));
+        assert_ok(lsi_st_write(path_of("none"), NULL, 0, metadata[i]));
+        assert_ok(lsi_st_open(path_of("none"), &file));
         assert_int_equal(lsi_st_n_tensors(file), 0);
         assert_null(lsi_st_find(file, "w"));
         lsi_st_close(file);
@@ -125,8 +125,8 @@ static void many_tensors_are_all_found(void **state) {
                                      .bytes = 4};
     }
     lsi_st_file *file;
-    assert_ok(lsi_st_write(in_scratch("many"), tensors, N, NULL));
-    assert_ok(lsi_st_open(in_scratch("many"), &file));
+    assert_ok(lsi_st_write(path_of("many"), tensors, N, NULL));
+    assert_ok(lsi_st_open(path_of("many"), &file));
     for (int i = 0; i < N; i++) assert_same_tensor(lsi_st_find(file, names[i]), &tensors[i]);
     lsi_st_close(file);
 }
@@ -153,18 +153,18 @@ static void bad_tensors_are_refused(void **state) {
         {{.name = "\xff", .dtype = LS_DTYPE_U8, .n_dims = 0, .data = "a", .bytes = 1}, "UTF-8"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        assert_fails(lsi_st_write(in_scratch("bad"), &rows[i].tensor, 1, NULL), LS_ERR_ARGUMENT,
+        assert_fails(lsi_st_write(path_of("bad"), &rows[i].tensor, 1, NULL), LS_ERR_ARGUMENT,
                      rows[i].message);
     const lsi_st_tensor twins[] = {TENSORS[0], TENSORS[1], TENSORS[0]};
-    assert_fails(lsi_st_write(in_scratch("bad"), twins, 3, NULL), LS_ERR_ARGUMENT,
+    assert_fails(lsi_st_write(path_of("bad"), twins, 3, NULL), LS_ERR_ARGUMENT,
                  "two tensors named 'w'");
-    assert_fails(lsi_st_write(in_scratch("bad"), twins, -1, NULL), LS_ERR_ARGUMENT, "-1 tensors");
+    assert_fails(lsi_st_write(path_of("bad"), twins, -1, NULL), LS_ERR_ARGUMENT, "-1 tensors");
     static const char *const half[] = {"format", NULL};
     static const char *const twice[] = {"a", "1", "a", "2", NULL};
     static const char *const not_utf8[] = {"a", "\xc3", NULL};
-    assert_fails(lsi_st_write(in_scratch("bad"), NULL, 0, half), LS_ERR_ARGUMENT, "no value");
-    assert_fails(lsi_st_write(in_scratch("bad"), NULL, 0, twice), LS_ERR_ARGUMENT, "two values");
-    assert_fails(lsi_st_write(in_scratch("bad"), NULL, 0, not_utf8), LS_ERR_ARGUMENT, "UTF-8");
+    assert_fails(lsi_st_write(path_of("bad"), NULL, 0, half), LS_ERR_ARGUMENT, "no value");
+    assert_fails(lsi_st_write(path_of("bad"), NULL, 0, twice), LS_ERR_ARGUMENT, "two values");
+    assert_fails(lsi_st_write(path_of("bad"), NULL, 0, not_utf8), LS_ERR_ARGUMENT, "UTF-8");
     assert_int_equal(n_files_in(scratch), 0);
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }
@@ -174,9 +174,9 @@ static void bad_tensors_are_refused(void **state) {
 static void missing_places_are_named(void **state) {
     (void)state;
     lsi_st_file *file = NULL;
-    assert_fails(lsi_st_open(in_scratch("absent"), &file), LS_ERR_NOT_FOUND, "absent");
+    assert_fails(lsi_st_open(path_of("absent"), &file), LS_ERR_NOT_FOUND, "absent");
     assert_fails(lsi_st_open(scratch, &file), LS_ERR_IO, scratch);
-    assert_fails(lsi_st_write(in_scratch("no/such/folder"), TENSORS, N_TENSORS, NULL),
+    assert_fails(lsi_st_write(path_of("no/such/folder"), TENSORS, N_TENSORS, NULL),
                  LS_ERR_NOT_FOUND, "no/such/folder");
     assert_null(file);
     lsi_st_close(NULL);
@@ -185,7 +185,7 @@ static void missing_places_are_named(void **state) {
 
 static void every_failed_allocation_is_answered(void **state) {
     (void)state;
-    const char *path = in_scratch("alloc");
+    const char *path = path_of("alloc");
     int64_t n = 0;
     ls_status status;
     do {
@@ -216,12 +216,12 @@ static void every_failed_allocation_is_answered(void **state) {
 /* A limit on the size of files stands for a disk that is full at that byte. */
 static void full_disk_leaves_the_old_file(void **state) {
     (void)state;
-    const char *path = in_scratch("full");
+    const char *path = path_of("full");
     assert_ok(lsi_st_write(path, TENSORS, 2, NULL));
     size_t old_bytes, found_bytes;
     char *old = read_whole(path, &old_bytes);
-    assert_ok(lsi_st_write(in_scratch("size"), TENSORS, N_TENSORS, METADATA));
-    free(read_whole(in_scratch("size"), &found_bytes));
+    assert_ok(lsi_st_write(path_of("size"), TENSORS, N_TENSORS, METADATA));
+    free(read_whole(path_of("size"), &found_bytes));
     size_t new_bytes = found_bytes;
 
     struct rlimit usual, limit;
@@ -275,8 +275,8 @@ static void real_files_are_read(void **state) {
         /* Written again and read again, every tensor is the same. */
         lsi_st_file *again;
         assert_ok(
-            lsi_st_write(in_scratch("again"), lsi_st_tensor_at(file, 0), rows[i].n_tensors, NULL));
-        assert_ok(lsi_st_open(in_scratch("again"), &again));
+            lsi_st_write(path_of("again"), lsi_st_tensor_at(file, 0), rows[i].n_tensors, NULL));
+        assert_ok(lsi_st_open(path_of("again"), &again));
         for (int t = 0; t < rows[i].n_tensors; t++)
             assert_same_tensor(lsi_st_tensor_at(again, t), lsi_st_tensor_at(file, t));
         lsi_st_close(again);

@@ -5,14 +5,11 @@
 #include "harness/harness.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <jansson.h>
 
 #include "harness/program.h"
+#include "harness/scratch.h"
 #include "harness/text.h"
 
 static const char *const configurations[] = {
@@ -40,14 +37,11 @@ static void check_rank(const char *configuration, const json_t *row) {
 }
 
 static void kinds_add_up_to_the_measured_peak(void **state) {
-    (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     skip();
 #endif
-    char folder[] = "/tmp/lockstep-test-XXXXXX", text[64], json[64];
-    assert_non_null(mkdtemp(folder));
-    snprintf(text, sizeof text, "%s/text", folder);
-    snprintf(json, sizeof json, "%s/json", folder);
+    const char *folder = *state, *text = in_scratch(state, "text");
+    const char *json = in_scratch(state, "json");
     write_sentences(text, 200000, 1);
     for (size_t c = 0; c < sizeof configurations / sizeof configurations[0]; c++) {
         program_words words = {0};
@@ -64,14 +58,12 @@ static void kinds_add_up_to_the_measured_peak(void **state) {
             check_rank(configurations[c], row);
         json_decref(all);
     }
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    assert_int_equal(system(command), 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kinds_add_up_to_the_measured_peak),
+        cmocka_unit_test_setup_teardown(kinds_add_up_to_the_measured_peak, make_scratch,
+                                        remove_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,8 +10,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/scratch.h"
 #include "harness/program.h"
+#include "harness/scratch.h"
 #include "harness/text.h"
 
 /* 6,000 tokens: 374 samples of 16. One thread, because bits may depend on their number. */

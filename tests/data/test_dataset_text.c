@@ -1,5 +1,5 @@
 /* Text datasets: samples, splits, entropy, and every way in which a file can be wrong. */
-#include "harness/harness.h"
+#include "harness/scratch.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -13,15 +13,15 @@
 #include "data/data.h"
 
 typedef struct fixture {
-    char folder[64], path[128];
+    void *folder;
+    char path[128];
     lsi_tokenizer *tokenizer;
 } fixture;
 
 static int set_up(void **state) {
     fixture *f = calloc(1, sizeof *f);
-    strcpy(f->folder, "/tmp/lockstep-test-XXXXXX");
-    if (!f || !mkdtemp(f->folder)) return -1;
-    snprintf(f->path, sizeof f->path, "%s/text.txt", f->folder);
+    if (!f || make_scratch(&f->folder) != 0) return -1;
+    snprintf(f->path, sizeof f->path, "%s", in_scratch(&f->folder, "text.txt"));
     *state = f;
     return lsi_tokenizer_create("byte", &f->tokenizer) == LS_OK ? 0 : -1;
 }
@@ -29,8 +29,7 @@ static int set_up(void **state) {
 static int tear_down(void **state) {
     fixture *f = *state;
     lsi_tokenizer_destroy(f->tokenizer);
-    unlink(f->path);
-    int failed = rmdir(f->folder);
+    int failed = remove_scratch(&f->folder);
     free(f);
     return failed || lsi_mem_n_blocks() != 0;
 }

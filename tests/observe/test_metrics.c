@@ -8,22 +8,21 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "harness/harness.h"
+#include "harness/scratch.h"
 
-static char folder[64], path[96];
+static void *folder;
+static char path[96];
 
 static int setup(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/lockstep-test-XXXXXX");
-    if (!mkdtemp(folder)) return -1;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    if (make_scratch(&folder) != 0) return -1;
+    snprintf(path, sizeof path, "%s", in_scratch(&folder, "metrics.jsonl"));
     return 0;
 }
 
 static int teardown(void **state) {
     (void)state;
-    unlink(path);
-    return rmdir(folder);
+    return remove_scratch(&folder);
 }
 
 static const lsi_step_record RECORD = {.step = 3,
@@ -131,9 +130,9 @@ static void file_that_cannot_be_made_is_named(void **state) {
     (void)state;
     lsi_metrics *metrics = NULL;
     char absent[128];
-    snprintf(absent, sizeof absent, "%s/no/metrics.jsonl", folder);
+    snprintf(absent, sizeof absent, "%s/no/metrics.jsonl", (const char *)folder);
     assert_fails(lsi_metrics_open(absent, &metrics), LS_ERR_IO, absent);
-    assert_fails(lsi_metrics_open(folder, &metrics), LS_ERR_IO, folder);
+    assert_fails(lsi_metrics_open(folder, &metrics), LS_ERR_IO, (const char *)folder);
     assert_null(metrics);
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }

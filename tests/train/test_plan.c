@@ -10,7 +10,7 @@
 
 #include "base/cpu.h"
 #include "base/mem.h"
-#include "base/scratch.h"
+#include "harness/scratch.h"
 #include "harness/text.h"
 #include "train/config.h"
 

@@ -1,9 +1,8 @@
-/* A folder of a test's own, gone when the test is over, and the folder of real files. */
-#ifndef TESTS_CHECKPOINT_SCRATCH_H
-#define TESTS_CHECKPOINT_SCRATCH_H
+/* Whole files in the test's own folder, and the folder of real files. */
+#ifndef TESTS_CHECKPOINT_FILES_H
+#define TESTS_CHECKPOINT_FILES_H
 
 #include <dirent.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,34 +10,23 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "harness/harness.h"
+#include "harness/scratch.h"
 
-static char scratch[64];
+static void *scratch; /* the test's own folder, gone when the test is over */
 
 static inline int scratch_setup(void **state) {
     (void)state;
-    strcpy(scratch, "/tmp/lockstep-test-XXXXXX");
-    return mkdtemp(scratch) ? 0 : -1;
-}
-
-static inline int scratch_remove_one(const char *path, const struct stat *info, int type,
-                                     struct FTW *place) {
-    (void)info, (void)type, (void)place;
-    return remove(path);
+    return make_scratch(&scratch);
 }
 
 static inline int scratch_teardown(void **state) {
     (void)state;
-    return nftw(scratch, scratch_remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    return remove_scratch(&scratch);
 }
 
-/* Path of a file in the scratch folder; valid until the fourth call from now. */
-static inline const char *in_scratch(const char *name) {
-    static char paths[4][PATH_MAX];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, PATH_MAX, "%s/%s", scratch, name);
-    return path;
+/* Path of a file in the test's folder; valid until the fourth call from now. */
+static inline const char *path_of(const char *name) {
+    return in_scratch(&scratch, name);
 }
 
 static inline int n_files_in(const char *folder) {

@@ -1,6 +1,6 @@
 /* A folder of its own for a test that writes files, and bodies that run in a child process. */
-#ifndef TESTS_BASE_SCRATCH_H
-#define TESTS_BASE_SCRATCH_H
+#ifndef TESTS_HARNESS_SCRATCH_H
+#define TESTS_HARNESS_SCRATCH_H
 
 #include <ftw.h>
 #include <limits.h>
