@@ -147,20 +147,30 @@ static ls_status save(lsi_worker *w) {
     return lsi_model_save(w->model, w->config->tokenizer, folder);
 }
 
-/* Ranks write one after the other into one file: rank 0 opens it, the last one closes the list. */
+/* This rank's part of the timeline, appended to a file that is not complete yet. */
+static ls_status append_trace(const lsi_worker *w, const char *part) {
+    bool is_first = w->rank == 0, is_last = w->rank == w->n_ranks - 1;
+    FILE *file = fopen(part, is_first ? "we" : "ae");
+    if (!file) return lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", part);
+    fputs(is_first ? "{\"traceEvents\": [\n" : ",\n", file);
+    lsi_trace_print(file, w->rank);
+    if (is_last) fputs("\n]}\n", file);
+    bool is_whole = fflush(file) == 0 && !ferror(file) && (!is_last || fsync(fileno(file)) == 0);
+    if (fclose(file) == 0 && is_whole && (!is_last || rename(part, w->config->trace) == 0))
+        return LS_OK;
+    ls_status status = lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", part);
+    unlink(part);
+    return status;
+}
+
+/* Ranks write one after the other; the last one gives the file its name. */
 static ls_status write_trace(lsi_worker *w) {
     if (!w->config->trace) return LS_OK;
+    char part[4096 + 8];
+    snprintf(part, sizeof part, "%s.part", w->config->trace);
     for (int r = 0; r < w->n_ranks; r++) {
         LSI_TRY(ls_barrier(w->group, NULL));
-        if (r != w->rank) continue;
-        FILE *file = fopen(w->config->trace, r == 0 ? "w" : "a");
-        if (!file)
-            return lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", w->config->trace);
-        fputs(r == 0 ? "{\"traceEvents\": [\n" : ",\n", file);
-        lsi_trace_print(file, r);
-        if (r == w->n_ranks - 1) fputs("\n]}\n", file);
-        if (fclose(file) != 0)
-            return lsi_fail_errno(LS_ERR_IO, "%s: cannot write the timeline", w->config->trace);
+        if (r == w->rank) LSI_TRY(append_trace(w, part));
     }
     return ls_barrier(w->group, NULL);
 }

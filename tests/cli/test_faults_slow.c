@@ -139,6 +139,23 @@ static void any_amount_of_room_is_answered(void **state) {
     assert_int_equal(umount(in_scratch(state, "disk")), 0);
 }
 
+/* The timeline is larger than the disk: no half file under its name, nor under another. */
+static void a_full_disk_leaves_no_half_timeline(void **state) {
+    program_result result;
+    program_words words = {.n = 0};
+    mount_disk(state, "disk", "size=64k");
+    add_small_run(&words, state);
+    add_split(&words, "--out %s/apart --steps 30 --workers 2 --trace %s/disk/trace.json",
+              (const char *)*state, (const char *)*state);
+    program_run(NULL, words.at, &result);
+    assert_refused_with(&result, 1,
+                        (const char *const[]){"disk/trace.json", "No space left on device", NULL});
+    program_release(&result);
+    assert_int_not_equal(access(in_scratch(state, "disk/trace.json"), F_OK), 0);
+    assert_int_not_equal(access(in_scratch(state, "disk/trace.json.part"), F_OK), 0);
+    assert_int_equal(umount(in_scratch(state, "disk")), 0);
+}
+
 static void a_read_only_folder_is_refused(void **state) {
     program_result result;
     mount_disk(state, "disk", "size=64k");
@@ -206,6 +223,7 @@ int main(void) {
         cmocka_unit_test(any_allocation_that_fails_is_answered),
         cmocka_unit_test(a_full_disk_costs_the_new_model_and_not_the_old_one),
         cmocka_unit_test(any_amount_of_room_is_answered),
+        cmocka_unit_test(a_full_disk_leaves_no_half_timeline),
         cmocka_unit_test(a_read_only_folder_is_refused),
         cmocka_unit_test(shared_memory_of_the_system_is_not_needed),
         cmocka_unit_test(a_worker_that_slept_goes_on),
