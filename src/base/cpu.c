@@ -26,21 +26,52 @@ enum { MAX_CPUS = 1 << 20 };
 
 /* ---- affinity ---- */
 
+typedef struct mask {
+    cpu_set_t *set; /* NULL: unknown */
+    size_t bytes;
+    int n_cpus; /* that the mask has room for */
+} mask;
+
 /* The kernel refuses (EINVAL) a mask smaller than its own, so the mask grows until it fits. */
-static int affinity_count(void) {
+static mask get_affinity(void) {
     for (int n_cpus = 1024; n_cpus <= MAX_CPUS; n_cpus *= 2) {
-        cpu_set_t *set = CPU_ALLOC((size_t)n_cpus);
-        if (!set) break;
-        size_t bytes = CPU_ALLOC_SIZE((size_t)n_cpus);
-        int failed = sched_getaffinity(0, bytes, set);
+        mask m = {CPU_ALLOC((size_t)n_cpus), CPU_ALLOC_SIZE((size_t)n_cpus), n_cpus};
+        if (!m.set) break;
+        if (sched_getaffinity(0, m.bytes, m.set) == 0) return m;
         int reason = errno;
-        int count = failed ? 0 : CPU_COUNT_S(bytes, set);
-        CPU_FREE(set);
-        if (!failed) return count;
+        CPU_FREE(m.set);
         if (reason != EINVAL) break;
+    }
+    return (mask){NULL, 0, 0};
+}
+
+static int affinity_count(void) {
+    mask m = get_affinity();
+    if (m.set) {
+        int count = CPU_COUNT_S(m.bytes, m.set);
+        CPU_FREE(m.set);
+        return count;
     }
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 && online < INT_MAX ? (int)online : 1;
+}
+
+int lsi_cpu_bind(int part, int n_parts) {
+    mask m = get_affinity();
+    if (!m.set) return 0;
+    int count = CPU_COUNT_S(m.bytes, m.set), bound = 0;
+    int first = (int)((int64_t)count * part / n_parts);
+    int end = (int)((int64_t)count * (part + 1) / n_parts);
+    if (count >= n_parts) {
+        for (int cpu = 0, seen = 0; cpu < m.n_cpus; cpu++) {
+            if (!CPU_ISSET_S((size_t)cpu, m.bytes, m.set)) continue;
+            if (seen < first || seen >= end) CPU_CLR_S((size_t)cpu, m.bytes, m.set);
+            seen++;
+        }
+        bound = sched_setaffinity(0, m.bytes, m.set) == 0;
+    }
+    CPU_FREE(m.set);
+    return bound;
 }
 
 /* ---- control groups ---- */

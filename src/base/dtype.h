@@ -12,6 +12,16 @@
 
 #include <lockstep/dtype.h>
 
+/* ls_dtype_bytes for types that are known to be in the table or 0. */
+static inline int lsi_dtype_size(int dtype) {
+    static const unsigned char sizes[] = {0,
+#define LSI_DTYPE_SIZE(name, number, bytes, text) [number] = bytes,
+                                          LS_DTYPE_TABLE(LSI_DTYPE_SIZE)
+#undef LSI_DTYPE_SIZE
+    };
+    return dtype > 0 && dtype < (int)sizeof sizes ? sizes[dtype] : 0;
+}
+
 /* The type called `name` in safetensors files ("F32", "BF16", …), 0 if there is none. */
 int lsi_dtype_from_name(const char *name);
 
