@@ -1,42 +1,77 @@
 /* Inside of groups and works.
  *
- * Life of a work (one call on one rank). Works are posted, started and completed in order; three
- * counters in the group say how far each stage is.
+ * Life of a work (one collective call on one rank). Works go through their states in the order of
+ * posting; counters in the group say how far each state has got.
  *
- *      post                 all ranks arrived,            every rank finished
- *        |                  calls match                   its part
- *        v                       v                             v
- *     POSTED  ------------->  STARTED  ------------------->  DONE  ----> released by wait
- *     index >= n_started      index >= n_completed         index < n_completed
+ *    post            line and slot     all ranks published,        own part finished, and if peers
+ *      |             are free          calls match                 touch the buffers theirs too
+ *      v                 v                 v                           v
+ *    POSTED ----> PUBLISHED ------> STARTED ------> PART DONE -----> DONE ----> released by wait
+ *  >= n_published  >= n_started    == n_started     < n_started     < n_completed
  *
- * POSTED   the description is public, the buffers belong to the group.
- * STARTED  this rank's part is done (direct) or under way in pieces (staged).
- * DONE     output is valid, the buffers belong to the caller again.
+ * POSTED     the buffers belong to the group; nothing is public yet.
+ * PUBLISHED  peers can see the call, and for a one-shot call this rank's data.
+ * STARTED    this rank's part is under way (in pieces or messages), or is done in one go.
+ * PART DONE  this rank reads and writes nothing of its peers any more.
+ * DONE       output is valid, the buffers belong to the caller again.
  *
- * An error of the region ends every state: test and wait return it. */
+ * Sends and receives are works too, but outside of that order: see message.c.
+ *
+ * An error of the group or the region ends every state: test and wait return it. */
 #ifndef LSI_COMM_GROUP_H
 #define LSI_COMM_GROUP_H
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include <lockstep/group.h>
 
+#include "comm/choose.h"
 #include "comm/order.h"
+#include "comm/reduce.h"
 #include "comm/transport/control.h"
+
+typedef struct lsi_passing lsi_passing; /* state of a pattern, collective/passing.c */
+
+typedef enum lsi_work_kind { LSI_WORK_CALL, LSI_WORK_MESSAGE, LSI_WORK_BATCH } lsi_work_kind;
 
 struct ls_work {
     ls_group *group;
-    uint64_t index; /* number of the call in its group, 0 = the first */
-    lsi_call call;
+    uint64_t index; /* number of the call in its group, 0 = the first; of a batch: of its last */
+    lsi_work_kind what;
+    bool held; /* the caller has not released it yet */
+    bool started;
+    bool waits_for_all; /* peers touch this rank's buffers until they are done */
+    int algorithm;      /* SHARED becomes DIRECT or STAGED when started */
+    int elem_bytes;
+    int64_t contribution_bytes; /* one-shot: the most that a rank contributes */
+    lsi_call *call;             /* this rank's record of it */
+    uint64_t fingerprint;
     const void *input;
     void *output;
-    bool held;   /* the caller has not released it yet */
-    bool staged; /* decided when started: some buffer is private */
+    int64_t count;   /* of each part; of the _v calls: the longest part */
+    int64_t *displs; /* of the _v calls: where parts begin, n + 1 numbers; else NULL */
+    uint64_t slot;   /* one-shot: number of the slot, if the contribution needs one */
+    bool flagged;    /* one-shot: contributions come in lines with flags … */
+    uint32_t n_looks;
+    uint32_t n_lines_taken; /* … this many of rank n_seen's are taken */
+    int n_seen;             /* ranks 0 … n_seen - 1 are known to have published */
+    bool staged_early; /* the first piece may have been copied in before the call was announced */
     /* Staged works: pieces copied in, combined, copied out so far, of n_pieces. */
     uint64_t n_pieces, n_in, n_combined, n_out;
+    lsi_passing *passing;
+    /* Messages and batches. */
+    ls_work *next;     /* behind it in the same direction to the same peer, or in the free list */
+    ls_work *batch;    /* that it belongs to, NULL: none */
+    lsi_call own_call; /* of a message: its record may be used again before it is done */
+    unsigned char head[24]; /* of a message: the header, sent or received so far */
+    int64_t n_bytes_moved;  /* header and data */
+    int n_left;             /* of a batch: messages not done */
+    bool done;
 };
 
-/* Time and bytes since the group was made; take differences. */
+/* Time and bytes since the group was made; take differences. Calls of less than LSI_TIMED_BYTES
+ * that are waited for at once are timed only when they wait long. */
 typedef struct lsi_group_stats {
     int64_t wait_ns;    /* blocked in wait, nothing to do */
     int64_t work_ns;    /* moving and adding data */
@@ -45,19 +80,65 @@ typedef struct lsi_group_stats {
     int64_t n_calls;
 } lsi_group_stats;
 
+enum { LSI_TIMED_BYTES = 8 << 10, LSI_MESSAGES = 1024, LSI_CHOICE_BITS = 6 };
+typedef enum lsi_direction { LSI_SENDING, LSI_RECEIVING, LSI_N_DIRECTIONS } lsi_direction;
+
+/* A choice of algorithm that was made, by kind, root and size. */
+typedef struct lsi_chosen {
+    uint64_t key; /* 0: none */
+    int algorithm;
+    int64_t contribution_bytes; /* of a rank in a one-shot call */
+    bool wants_slot;
+} lsi_chosen;
+
 struct ls_group {
     lsi_region *region;
-    bool owns_region;
+    lsi_group_control *control;
     pid_t pid; /* of the process it belongs to: a fork has a copy that means nothing */
     int rank, n_ranks;
     int64_t timeout_ms;
-    int spins; /* looks before sleeping: 0 when ranks outnumber processors */
+    int spins, yields; /* looks before yielding, and before sleeping; few when ranks outnumber
+                          processors */
     lsi_rank_control *ranks, *me;
+    lsi_reports *errors; /* of this group; the world's are the region's */
+    const lsi_reports *world_errors;
+    bool fenced; /* as control->fenced of the region */
     lsi_order order;
-    uint64_t n_posted, n_started, n_completed;
-    uint64_t n_pieces; /* pieces of all staged works started so far */
-    int64_t flight_start_ns;
-    lsi_group_stats stats;
+    uint32_t default_order_hash;
+    lsi_costs costs;
+    lsi_rules rules;
+
+    uint64_t n_posted, n_published, n_started, n_completed;
+    uint64_t done_seen; /* calls that all ranks are known to be done with */
+    uint64_t n_slots;   /* slots used so far */
+    uint64_t slot_call[LSI_SLOTS];
+    unsigned char *gathered; /* contributions that came in lines, LSI_FLAGGED_BYTES for each rank */
+    uint64_t n_pieces;       /* pieces of all staged works started so far */
+    int64_t n_messages_left; /* posted and not done */
+    int64_t flight_start_ticks;
+    uint64_t n_tests;      /* that found a work not done */
+    lsi_group_stats stats; /* the _ns fields count ticks (base/clock.h) */
+
+    /* Messages: queues by peer, the oldest first. */
+    ls_work *queue[LSI_N_DIRECTIONS][LSI_MAX_RANKS];
+    uint32_t message_number[LSI_N_DIRECTIONS][LSI_MAX_RANKS]; /* done so far */
+    ls_work *free_messages;
+    ls_work *messages; /* LSI_MESSAGES of them, made at first use */
+
+    ls_work *batch; /* of grouped calls, being made; NULL: none */
+    ls_status batch_error;
+    char batch_message[LSI_MESSAGE_BYTES];
+
+    lsi_chosen chosen[1 << LSI_CHOICE_BITS];
+
+    /* The thread that makes progress, thread.c. */
+    bool has_thread;
+    _Atomic bool thread_ends;
+    char progress_reason[128];
+    pthread_t thread;
+    pthread_mutex_t lock; /* on everything above, while there is a thread */
+    _Atomic uint32_t thread_bell;
+
     ls_work works[LSI_CALLS];
 };
 
@@ -66,46 +147,118 @@ struct ls_group {
 void lsi_group_set_order(ls_group *group, const lsi_order *order);
 void lsi_group_get_stats(const ls_group *group, lsi_group_stats *stats);
 lsi_region *lsi_group_region(const ls_group *group);
+/* Measures what things cost in this group; collective, blocks, a few milliseconds. Groups that were
+ * not measured use typical figures, those of a split their parent's. */
+LS_CHECKED ls_status lsi_group_calibrate(ls_group *group);
+/* The algorithm that did the last call: "one-shot", "direct", "staged", "ring" …. */
+const char *lsi_group_last_algorithm(const ls_group *group);
 
 /* ---- between the files of this folder ---- */
 
-/* A collective: how it is done on shared buffers and on private ones. One row per kind in
- * collective/table.c. */
-typedef struct lsi_collective {
-    /* Whether every buffer that peers must reach is shared. calls: of all ranks, in rank order. */
-    bool (*is_direct)(const ls_work *work);
-    /* This rank's whole part, given that all ranks arrived. Returns bytes moved between ranks. */
-    int64_t (*direct)(ls_work *work);
-    /* A staging block holds a stretch of every rank's part (reduce-scatter), not of one buffer. */
-    bool holds_all_parts;
-    /* Copies piece i of this rank's input into its staging block. */
-    void (*copy_in)(ls_work *work, uint64_t piece);
-    /* Reads the staging blocks of all; may write into all of them (all-reduce). */
-    int64_t (*combine)(ls_work *work, uint64_t piece);
-    /* Copies the combined piece to the output; NULL: combine already did. */
-    void (*copy_out)(ls_work *work, uint64_t piece);
-} lsi_collective;
+/* LOCKSTEP_ALGO is about users' calls. Calls of our own, whose buffers are private, go between
+ * these; begin returns what end puts back. */
+lsi_rules lsi_own_calls_begin(ls_group *group);
+void lsi_own_calls_end(ls_group *group, const lsi_rules *rules);
 
-const lsi_collective *lsi_collective_of(int kind);
-/* Elements of the work that one piece holds. */
-int64_t lsi_piece_elems(const ls_work *work);
-/* The description that a rank published for this work. */
-const lsi_call *lsi_work_call_of(const ls_work *work, int rank);
+/* Holds the group's thread off, where there is one. */
+static inline void lsi_group_lock(ls_group *group) {
+    if (group->has_thread) pthread_mutex_lock(&group->lock);
+}
+static inline void lsi_group_unlock(ls_group *group) {
+    if (group->has_thread) pthread_mutex_unlock(&group->lock);
+}
 
-/* Moves a staged work on; true when this rank's part is finished. */
-bool lsi_staged_advance(ls_work *work);
-/* Whether every rank has posted the work with this index. */
-bool lsi_all_arrived(const ls_group *group, uint64_t index);
+/* Makes the handle of one member; control is complete. */
+LS_CHECKED ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int rank,
+                                    ls_group **group);
+
+/* lsi_bell_fence, without the way through the region. */
+static inline void lsi_group_fence(const ls_group *group) {
+    if (group->fenced)
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+/* The same where only the last rank to store rings, see [Note: sleeping] in transport/bell.h. */
+static inline void lsi_group_fence_for_last(const ls_group *group) {
+    lsi_group_fence(group);
+    if (group->fenced || group->n_ranks == 2) return;
+    for (int r = 0; r < group->n_ranks; r++)
+        if (atomic_load_explicit(&group->ranks[r].asleep, memory_order_relaxed) != 0) {
+            atomic_thread_fence(memory_order_seq_cst);
+            return;
+        }
+}
+
+/* First error of the group or the region. */
+static inline ls_status lsi_group_error(const ls_group *group) {
+    const lsi_reports *world = group->world_errors;
+    if (__builtin_expect(atomic_load_explicit(&world->first, memory_order_acquire) == 0 &&
+                             atomic_load_explicit(&group->errors->first, memory_order_acquire) == 0,
+                         1))
+        return LS_OK;
+    ls_status status = lsi_reports_get(group->errors, NULL);
+    return status != LS_OK ? status : lsi_reports_get(world, NULL);
+}
+/* Says that this rank waits and is not to blame. Under the lock, so there is one writer. */
+static inline void lsi_beat(ls_group *group) {
+    uint32_t beat = atomic_load_explicit(&group->me->beat, memory_order_relaxed);
+    atomic_store_explicit(&group->me->beat, beat + 1, memory_order_relaxed);
+}
+
+/* Makes it the group's first error unless there is one, and wakes the members. */
+void lsi_group_raise(ls_group *group, ls_status status, const char *message);
+
+static inline ls_work *lsi_work_at(ls_group *group, uint64_t index) {
+    return &group->works[index % LSI_CALLS];
+}
+/* The description that a rank published for this work. Valid once it has. */
+static inline const lsi_call *lsi_work_call_of(const ls_work *work, int rank) {
+    return &work->group->ranks[rank].records[work->index % LSI_RECORDS];
+}
+/* What a rank announced for this work. */
+static inline const lsi_arrival *lsi_work_arrival_of(const ls_work *work, int rank) {
+    return &work->group->ranks[rank].arrivals[work->index % LSI_ARRIVALS];
+}
 /* Wakes the peers that sleep; called by the rank that was the last to move a counter. */
 void lsi_group_ring(ls_group *group);
-/* Moves all posted works on without waiting. */
+/* Moves all posted works on without waiting. Under the lock. */
 ls_status lsi_group_advance(ls_group *group);
-/* Reports on the calls of the ranks when they differ: aborts the region and returns the error. */
+bool lsi_work_is_done(const ls_work *work);
+/* Grows with everything of this rank that can move while a work is waited for. */
+uint64_t lsi_progress_of(const ls_group *group);
+void lsi_work_release(ls_work *work);
+/* Blocks until done; under the lock, which is given up between looks. */
+ls_status lsi_work_await(ls_work *work, int64_t timeout_ms);
+
+/* Reports (watchdog.c): each makes the error the group's and returns the first one. */
 ls_status lsi_report_mismatch(const ls_work *work);
-/* Reports who is missing when a wait ran out of time or a rank left: aborts the region and returns
- * the error. LS_OK when nobody is, because a counter moved meanwhile. */
+ls_status lsi_report_private(const ls_work *work, int rank, bool input);
+/* Who is missing when a wait ran out of time or a rank left. LS_OK when nobody is, because a
+ * counter moved meanwhile. Blocks for a tenth of a second where it must find out who stands still.
+ */
 ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms);
+ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count, ls_dtype dtype);
+ls_status lsi_report_dead(ls_group *group, int world_rank);
 /* Whether a rank left that has not finished its part of the work, so never will. */
 bool lsi_someone_left(const ls_work *work);
+/* The rank whose part of a message is waited for, -1 when it is a call. */
+int lsi_waits_for(const ls_work *work);
+
+/* Messages and batches (message.c). */
+ls_status lsi_messages_advance(ls_group *group, bool *moved);
+void lsi_messages_free(ls_group *group);
+/* A work without a place in the order of calls; NULL with LS_ERR_BUSY or LS_ERR_MEMORY as message.
+ */
+ls_work *lsi_message_work(ls_group *group, lsi_work_kind what, ls_status *status);
+/* End of a public call that posted: waits, hands out the handle, or leaves the work to the batch.
+ * Under the lock. */
+ls_status lsi_post_end(ls_work *work, ls_work **handle);
+/* First error of a batch is kept for its end. Returns status. */
+ls_status lsi_post_failed(ls_group *group, ls_status status);
+/* Tells the thread that there is something to do. */
+void lsi_thread_notify(ls_group *group);
+void lsi_thread_start(ls_group *group);
+void lsi_thread_stop(ls_group *group);
 
 #endif

@@ -27,6 +27,8 @@ LS_CHECKED ls_status lsi_region_open(int fd, lsi_region **region);
 void lsi_region_close(lsi_region *region);
 int lsi_region_fd(const lsi_region *region); /* close-on-exec is set; clear it to pass it on */
 int lsi_region_n_ranks(const lsi_region *region);
+/* Processors that all ranks together can use: the creator's, before ranks are bound to theirs. */
+int lsi_region_n_cpus(const lsi_region *region);
 
 /* A handle for one rank, in its own process or thread; local, no meeting. Once per rank: counters
  * of a region only grow, so LS_ERR_STATE afterwards, even when the first handle is destroyed. */
@@ -35,6 +37,11 @@ LS_CHECKED ls_status lsi_group_attach(lsi_region *region, int rank, ls_group **g
 /* First error of the region, from any rank or the launcher (rank -1). First wins; wakes everyone.
  * message: complete, with rank and call. */
 void lsi_region_abort(lsi_region *region, ls_status status, int rank, const char *message);
+/* The same for a rank whose death a peer noticed. */
+void lsi_region_report_dead(lsi_region *region, int rank, const char *message);
+/* The rank whose death is the first error, as noticed by a peer: whoever started that rank knows
+ * more. -1 when the first error is another. */
+int lsi_region_noticed_dead(const lsi_region *region);
 /* LS_OK, or the first error with its message set for this thread. *rank (may be NULL): who. */
 LS_CHECKED ls_status lsi_region_error(const lsi_region *region, int *rank);
 

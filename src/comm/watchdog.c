@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "comm/group.h"
 
 /* A message put together piece by piece; what does not fit is cut. */
@@ -21,10 +22,15 @@ LSI_PRINTF(2, 3) static void put(text *t, const char *format, ...) {
     if (t->used >= sizeof t->at) t->used = sizeof t->at - 1;
 }
 
-/* Makes the text the region's error, unless there is an earlier one, and returns the first. */
+/* Makes the text the group's error, unless there is an earlier one, and returns the first. */
 static ls_status raise_error(ls_group *group, ls_status status, const text *t) {
-    lsi_region_abort(group->region, status, group->rank, t->at);
-    return lsi_region_error(group->region, NULL);
+    lsi_group_raise(group, status, t->at);
+    return lsi_group_error(group);
+}
+
+/* "group 3: " for all but the world. */
+static void put_group(text *t, const ls_group *group) {
+    if (group->control->number != 0) put(t, "group %d: ", group->control->number);
 }
 
 ls_status lsi_report_mismatch(const ls_work *work) {
@@ -32,6 +38,7 @@ ls_status lsi_report_mismatch(const ls_work *work) {
     const lsi_call *first = lsi_work_call_of(work, 0);
     char call[LSI_CALL_TEXT_BYTES];
     text t = {.used = 0};
+    put_group(&t, group);
     put(&t, "call #%llu differs between ranks: rank 0 called %s",
         (unsigned long long)work->index + 1, lsi_call_print(first, call));
     for (int r = 1; r < group->n_ranks; r++)
@@ -41,18 +48,68 @@ ls_status lsi_report_mismatch(const ls_work *work) {
     return raise_error(group, LS_ERR_MISMATCH, &t);
 }
 
+ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count, ls_dtype dtype) {
+    ls_group *group = work->group;
+    char call[LSI_CALL_TEXT_BYTES];
+    int from = work->call->root, me = group->rank;
+    text t = {.used = 0};
+    put_group(&t, group);
+    put(&t,
+        "message #%llu from rank %d to rank %d differs: rank %d called %s; rank %d sent %s, count "
+        "%lld; both must have the same count and dtype",
+        (unsigned long long)number + 1, from, me, me, lsi_call_print(work->call, call), from,
+        ls_dtype_name(dtype), (long long)count);
+    return raise_error(group, LS_ERR_MISMATCH, &t);
+}
+
 /* Why a work is not done, the strongest reason first. Only ranks with the strongest are named: the
- * others may be unfinished too, but because they wait for these. */
-typedef enum reason { LEFT, NOT_JOINED, NOT_FINISHED, N_REASONS } reason;
+ * others may be unfinished too, but because they wait for these. LATE and STUCK are ranks that have
+ * not joined or finished and do not wait for anybody in this group; the last two, where all do. */
+typedef enum reason { LEFT, LATE, STUCK, NOT_JOINED, NOT_FINISHED, N_REASONS } reason;
+
+static const lsi_rank_control *world_control(const ls_group *group, int rank) {
+    return &group->region->world->ranks[group->control->member[rank]];
+}
+
+/* Ended, or destroyed its handle of this group. */
+static bool has_gone(const ls_group *group, int rank) {
+    return atomic_load(&group->ranks[rank].left) || atomic_load(&world_control(group, rank)->ended);
+}
 
 static bool has_left(const ls_work *work, int rank) {
-    const lsi_rank_control *control = &work->group->ranks[rank];
     /* In this order: `done` does not move any more once `left` is seen. */
-    return atomic_load(&control->left) && atomic_load(&control->done) <= work->index;
+    return has_gone(work->group, rank) &&
+           atomic_load(&work->group->ranks[rank].done) <= work->index;
+}
+
+static bool call_is_missing(const ls_work *work) {
+    return work->what == LSI_WORK_CALL || work->index > work->group->n_completed;
+}
+
+/* An unfinished message of a batch, of those whose peer has gone or of all; NULL if none. */
+static const ls_work *message_of_batch(const ls_work *batch, bool of_the_gone) {
+    const ls_group *group = batch->group;
+    for (int direction = 0; direction < LSI_N_DIRECTIONS; direction++)
+        for (int peer = 0; peer < group->n_ranks && batch->n_left > 0; peer++) {
+            if (of_the_gone && group->queue[direction][peer] && !has_gone(group, peer)) continue;
+            for (const ls_work *w = group->queue[direction][peer]; w; w = w->next)
+                if (w->batch == batch) return w;
+        }
+    return NULL;
+}
+
+int lsi_waits_for(const ls_work *work) {
+    if (work->what == LSI_WORK_BATCH) work = message_of_batch(work, false);
+    return work && work->what == LSI_WORK_MESSAGE ? work->call->root : -1;
 }
 
 bool lsi_someone_left(const ls_work *work) {
-    for (int r = 0; r < work->group->n_ranks; r++)
+    const ls_group *group = work->group;
+    if (work->what == LSI_WORK_MESSAGE) return has_gone(group, work->call->root);
+    if (work->what == LSI_WORK_BATCH && message_of_batch(work, true)) return true;
+    if (!call_is_missing(work)) return false;
+    if (work->what == LSI_WORK_BATCH) work = lsi_work_at(work->group, group->n_completed);
+    for (int r = 0; r < group->n_ranks; r++)
         if (has_left(work, r)) return true;
     return false;
 }
@@ -71,34 +128,60 @@ static bool is_last(const ls_group *group, int rank) {
     return true;
 }
 
-static bool is_missing(const ls_work *work, int rank, reason why) {
+/* Looks for a while which ranks do not wait: in algorithms whose ranks wait for each other in turn,
+ * counters alone do not tell who holds up whom. Moves this rank on meanwhile. */
+static ls_status watch(const ls_work *work, bool still[LSI_MAX_RANKS]) {
+    enum { WATCH_MS = 100 }; /* many times the longest sleep of a rank that waits */
+    ls_group *group = work->group;
+    uint32_t before[LSI_MAX_RANKS];
+    for (int r = 0; r < group->n_ranks; r++) before[r] = atomic_load(&group->ranks[r].beat);
+    int64_t until_ns = lsi_deadline_ns(WATCH_MS);
+    while (lsi_now_ns() < until_ns && !lsi_work_is_done(work)) {
+        lsi_beat(group);
+        lsi_sleep_ms(1);
+        LSI_TRY(lsi_group_advance(group));
+    }
+    for (int r = 0; r < group->n_ranks; r++)
+        still[r] = r != group->rank && atomic_load(&group->ranks[r].beat) == before[r];
+    return LS_OK;
+}
+
+static bool is_missing(const ls_work *work, int rank, reason why, const bool *still) {
     const lsi_rank_control *control = &work->group->ranks[rank];
+    bool joined = atomic_load(&control->published) > work->index;
+    bool finished = atomic_load(&control->done) > work->index;
     switch (why) {
     case LEFT: return has_left(work, rank);
-    case NOT_JOINED: return atomic_load(&control->arrived) <= work->index;
-    default: return atomic_load(&control->done) <= work->index && is_last(work->group, rank);
+    case LATE: return !joined && still[rank];
+    case STUCK: return !finished && still[rank];
+    case NOT_JOINED: return !joined;
+    default: return !finished && is_last(work->group, rank);
     }
 }
 
 static void put_whereabouts(text *t, const ls_work *work, int rank) {
     const lsi_rank_control *control = &work->group->ranks[rank];
-    uint64_t arrived = atomic_load(&control->arrived);
-    if (arrived == 0)
+    uint64_t published = atomic_load(&control->published);
+    const lsi_call *last = &control->records[(published - 1) % LSI_RECORDS];
+    if (published == 0)
         put(t, " (no call yet");
     else
-        put(t, " (last call #%llu, %s, count %lld%s", (unsigned long long)arrived,
-            lsi_call_kind_name(atomic_load(&control->last_kind)),
-            (long long)atomic_load(&control->last_count),
-            atomic_load(&control->done) >= arrived ? ", finished" : ", unfinished");
-    put(t, atomic_load(&control->left) ? "; it has left the group)" : ")");
+        put(t, " (last call #%llu, %s, count %lld%s", (unsigned long long)published,
+            lsi_call_kind_name(last->kind), (long long)last->count,
+            atomic_load(&control->done) >= published ? ", finished" : ", unfinished");
+    const lsi_rank_control *own = world_control(work->group, rank);
+    if (atomic_load(&own->ended) == 2)
+        put(t, "; its process, pid %d, ended without leaving the group)", atomic_load(&own->pid));
+    else
+        put(t, has_gone(work->group, rank) ? "; it has left the group)" : ")");
 }
 
 /* Returns how many ranks are missing for this reason. */
-static int put_missing(text *t, const ls_work *work, reason why) {
+static int put_missing(text *t, const ls_work *work, reason why, const bool *still) {
     int n_missing = 0;
     for (int r = 0; r < work->group->n_ranks; r++) {
-        if (r == work->group->rank || !is_missing(work, r, why)) continue;
-        bool joined = atomic_load(&work->group->ranks[r].arrived) > work->index;
+        if (r == work->group->rank || !is_missing(work, r, why, still)) continue;
+        bool joined = atomic_load(&work->group->ranks[r].published) > work->index;
         put(t, " rank %d did not %s", r, joined ? "finish" : "join");
         put_whereabouts(t, work, r);
         n_missing++;
@@ -106,16 +189,94 @@ static int put_missing(text *t, const ls_work *work, reason why) {
     return n_missing;
 }
 
-ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms) {
+/* Who holds up the peer of a message: the end of the chain of those who wait for messages. The peer
+ * itself when the chain is a circle. */
+static int end_of_chain(const ls_group *group, int peer, const bool *still) {
+    int at = peer;
+    for (int i = 0; i < group->n_ranks; i++) {
+        int next = atomic_load(&group->ranks[at].waits_for) - 1;
+        if (still[at] || next < 0 || next == group->rank) return at;
+        at = next;
+    }
+    return peer;
+}
+
+static ls_status report_missing_message(const ls_work *work, int64_t waited_ms) {
     ls_group *group = work->group;
     char call[LSI_CALL_TEXT_BYTES];
+    bool still[LSI_MAX_RANKS] = {false};
+    int peer = work->call->root;
+    const char *what = work->call->kind == LSI_CALL_SEND ? "receive it" : "send it";
+    bool gone = has_gone(group, peer);
+    if (!gone) LSI_TRY(watch(work, still));
+    if (lsi_work_is_done(work)) return LS_OK;
+    int culprit = gone ? peer : end_of_chain(group, peer, still);
     text t = {.used = 0};
+    put_group(&t, group);
+    put(&t, "rank %d waited %lld ms in %s: ", group->rank, (long long)waited_ms,
+        lsi_call_print(work->call, call));
+    if (culprit == peer)
+        put(&t, "rank %d did not %s", peer, what);
+    else
+        put(&t, "rank %d, who is to %s, waits itself, in the end for rank %d, which stands still",
+            peer, what, culprit);
+    put_whereabouts(&t, work, culprit);
+    if (gone) return raise_error(group, LS_ERR_PEER, &t);
+    put(&t, "; if that rank only needs longer, raise the timeout (ls_group_set_timeout)");
+    return raise_error(group, LS_ERR_TIMEOUT, &t);
+}
+
+static ls_status report_missing_call(const ls_work *work, int64_t waited_ms) {
+    ls_group *group = work->group;
+    char call[LSI_CALL_TEXT_BYTES];
+    bool still[LSI_MAX_RANKS] = {false};
+    if (!lsi_someone_left(work)) LSI_TRY(watch(work, still));
+    if (lsi_work_is_done(work)) return LS_OK;
+    text t = {.used = 0};
+    put_group(&t, group);
     put(&t, "rank %d waited %lld ms in call #%llu, %s:", group->rank, (long long)waited_ms,
-        (unsigned long long)work->index + 1, lsi_call_print(&work->call, call));
+        (unsigned long long)work->index + 1, lsi_call_print(work->call, call));
     reason why = LEFT;
-    while (why < N_REASONS && put_missing(&t, work, why) == 0) why++;
+    while (why < N_REASONS && put_missing(&t, work, why, still) == 0) why++;
     if (why == N_REASONS) return LS_OK;
     if (why == LEFT) return raise_error(group, LS_ERR_PEER, &t);
-    put(&t, "; if that rank only needs longer, raise the timeout");
+    put(&t, "; if that rank only needs longer, raise the timeout (ls_group_set_timeout, "
+            "`lockstep train --timeout-ms`)");
     return raise_error(group, LS_ERR_TIMEOUT, &t);
+}
+
+ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms) {
+    ls_group *group = work->group;
+    /* Whoever left did so after its last word: with that, the work may be done. */
+    LSI_TRY(lsi_group_advance(group));
+    if (lsi_work_is_done(work)) return LS_OK;
+    if (work->what == LSI_WORK_MESSAGE) return report_missing_message(work, waited_ms);
+    if (work->what == LSI_WORK_CALL) return report_missing_call(work, waited_ms);
+    const ls_work *of_the_gone = message_of_batch(work, true);
+    if (!of_the_gone && work->index > group->n_completed)
+        return report_missing_call(lsi_work_at(group, group->n_completed), waited_ms);
+    const ls_work *message = of_the_gone ? of_the_gone : message_of_batch(work, false);
+    return message ? report_missing_message(message, waited_ms) : LS_OK;
+}
+
+ls_status lsi_report_dead(ls_group *group, int world_rank) {
+    const lsi_rank_control *control = &group->region->world->ranks[world_rank];
+    char message[LSI_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "rank %d (pid %d) died at step %lld (noticed by rank %d)",
+             world_rank, atomic_load(&control->pid), (long long)atomic_load(&control->step),
+             group->control->member[group->rank]);
+    lsi_region_report_dead(group->region, world_rank, message);
+    return lsi_group_error(group);
+}
+
+ls_status lsi_report_private(const ls_work *work, int rank, bool input) {
+    char call[LSI_CALL_TEXT_BYTES];
+    text t = {.used = 0};
+    put_group(&t, work->group);
+    put(&t,
+        "call #%llu, %s: LOCKSTEP_ALGO asks for direct, but the %s of rank %d is not in shared "
+        "memory (ls_group_alloc_shared)",
+        (unsigned long long)work->index + 1, lsi_call_print(work->call, call),
+        input ? "input" : "output", rank);
+    return raise_error(work->group, LS_ERR_UNSUPPORTED, &t);
 }

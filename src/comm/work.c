@@ -1,90 +1,271 @@
-/* The engine: posted works are started, completed and waited for, in order.
+/* The engine: posted works are published, started, completed and waited for, in order.
  *
- * Progress is made by whoever calls test, wait, progress or post on this rank; there is no thread
- * of its own. That suits one worker per core: a reduction is work for the same core either way. */
-#include "comm/group.h"
-
+ * Progress is made by whoever calls test, wait, progress or post on this rank, and by the group's
+ * thread where there is one (thread.c). Without, that suits one worker per core: a reduction is
+ * work for the same core either way. */
+#include <sched.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/trace.h"
+#include "comm/collective/collective.h"
 #include "comm/transport/bell.h"
 
-/* Longest sleep without looking at errors and deadlines; a wake-up normally ends it earlier. */
-static const int64_t MAX_SLEEP_NS = 50 * 1000 * 1000;
+/* Looks at flags for each look at the arrival line, which its rank is about to write. */
+enum { LOOKS_PER_ARRIVAL = 16 };
+/* Longest sleep without looking at errors, deadlines and dead peers; a wake-up normally ends it
+ * earlier. */
+static const int64_t MAX_SLEEP_NS = 4 * 1000 * 1000;
+/* How long whoever started a peer that died has to tell more about it than we can see. */
+static const int64_t DEATH_GRACE_NS = 2 * 1000 * 1000;
 
 void lsi_group_ring(ls_group *group) {
     for (int r = 0; r < group->n_ranks; r++)
         if (r != group->rank) lsi_bell_ring(&group->ranks[r]);
 }
 
-const lsi_call *lsi_work_call_of(const ls_work *work, int rank) {
-    return &work->group->ranks[rank].calls[work->index % LSI_CALLS];
-}
-
-static ls_work *work_at(ls_group *group, uint64_t index) {
-    return &group->works[index % LSI_CALLS];
-}
-
-bool lsi_all_arrived(const ls_group *group, uint64_t index) {
-    for (int r = 0; r < group->n_ranks; r++)
-        if (atomic_load(&group->ranks[r].arrived) <= index) return false;
-    return true;
-}
-
-static bool all_done(const ls_group *group, uint64_t index) {
-    for (int r = 0; r < group->n_ranks; r++)
-        if (atomic_load(&group->ranks[r].done) <= index) return false;
-    return true;
-}
-
-static bool all_match(const ls_work *work) {
-    for (int r = 0; r < work->group->n_ranks; r++)
-        if (!lsi_call_matches(lsi_work_call_of(work, r), &work->call)) return false;
-    return true;
-}
-
-/* This rank's part of a work that all have posted; true when it is finished. */
-static bool do_part(ls_work *work) {
-    ls_group *group = work->group;
-    if (work->call.count == 0) return true; /* nothing to move; pointers may be NULL */
-    if (work->staged) return lsi_staged_advance(work);
-    const lsi_collective *collective = lsi_collective_of(work->call.kind);
-    if (collective->is_direct(work)) {
-        int64_t trace_ns = lsi_trace_begin(), begin_ns = lsi_now_ns();
-        group->stats.bytes_sent += collective->direct(work);
-        group->stats.work_ns += lsi_now_ns() - begin_ns;
-        lsi_trace_end(trace_ns, LSI_TRACE_COMM, lsi_call_kind_name(work->call.kind),
-                      (int64_t)work->index);
-        return true;
+static uint64_t least_done(const ls_group *group) {
+    uint64_t least = UINT64_MAX;
+    for (int r = 0; r < group->n_ranks; r++) {
+        uint64_t done = atomic_load_explicit(&group->ranks[r].done, memory_order_acquire);
+        if (done < least) least = done;
     }
-    int64_t piece_elems = lsi_piece_elems(work);
-    work->staged = true;
-    work->n_pieces = (uint64_t)((work->call.count + piece_elems - 1) / piece_elems);
-    work->n_in = work->n_combined = work->n_out = 0;
-    return lsi_staged_advance(work);
+    return least;
 }
 
-/* Starts what can be started; *moved says whether anything changed. */
+/* Whether all ranks are done with the first n calls. */
+static bool all_done_with(ls_group *group, uint64_t n) {
+    if (group->done_seen < n) group->done_seen = least_done(group);
+    return group->done_seen >= n;
+}
+
+/* ---- who has come ---- */
+
+static bool has_announced(const ls_work *work, int rank) {
+    const lsi_arrival *arrival = lsi_work_arrival_of(work, rank);
+    return atomic_load_explicit(&arrival->number, memory_order_acquire) == work->index + 1;
+}
+
+static bool all_announced(const ls_work *work) {
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if (!has_announced(work, r)) return false;
+    return true;
+}
+
+/* A peer that made another call sends no flags for this one. */
+static bool differs(const ls_work *work, int rank) {
+    return has_announced(work, rank) &&
+           lsi_work_arrival_of(work, rank)->fingerprint != work->fingerprint;
+}
+
+/* Whether every rank has published the work that is next to be started. */
+static bool all_published(ls_work *work) {
+    for (; work->n_seen < work->group->n_ranks; work->n_seen++) {
+        if (!work->flagged) {
+            if (!has_announced(work, work->n_seen)) return false;
+        } else if (!lsi_one_shot_take(work, work->n_seen)) {
+            if (++work->n_looks % LOOKS_PER_ARRIVAL != 0 || !differs(work, work->n_seen))
+                return false;
+            /* Wait for all by their arrivals, and report. */
+            work->flagged = false;
+            work->n_seen = -1;
+        }
+    }
+    return true;
+}
+
+static bool someone_sleeps(const ls_group *group) {
+    for (int r = 0; r < group->n_ranks; r++)
+        if (atomic_load_explicit(&group->ranks[r].asleep, memory_order_relaxed)) return true;
+    return false;
+}
+
+/* ---- publish ---- */
+
+/* The line of the call, and its slot if it needs one, are no longer read by anybody. */
+static bool can_publish(ls_group *group, const ls_work *work) {
+    if (work->index >= LSI_ARRIVALS && !all_done_with(group, work->index - LSI_ARRIVALS + 1))
+        return false;
+    bool needs_slot = work->slot != UINT64_MAX;
+    return !needs_slot || work->slot < LSI_SLOTS ||
+           all_done_with(group, group->slot_call[work->slot % LSI_SLOTS] + 1);
+}
+
+static uint64_t offset_of(const ls_work *work, const void *buffer, int64_t n_elems) {
+    if (work->call->kind == LSI_CALL_ALL_TO_ALL && work->input == work->output)
+        return LSI_NOT_SHARED; /* peers would read what is overwritten */
+    return lsi_region_offset(work->group->region, buffer, (size_t)n_elems * lsi_elem_bytes(work));
+}
+
+static bool is_staged_for_sure(const ls_work *work, const lsi_arrival *own) {
+    if (work->count == 0 || work->index != work->group->n_started) return false;
+    return work->algorithm == LSI_ALGORITHM_STAGED ||
+           (work->algorithm == LSI_ALGORITHM_SHARED && lsi_direct_ruled_out(work, own));
+}
+
+static void publish(ls_work *work) {
+    ls_group *group = work->group;
+    lsi_arrival *arrival = &group->me->arrivals[work->index % LSI_ARRIVALS];
+    arrival->fingerprint = work->fingerprint;
+    arrival->scale = work->call->scale;
+    if (work->algorithm == LSI_ALGORITHM_ONE_SHOT) {
+        if (work->count > 0) lsi_one_shot_contribute(work, arrival);
+    } else {
+        arrival->offset[0] = offset_of(work, work->input, lsi_input_count(work));
+        arrival->offset[1] = offset_of(work, work->output, lsi_output_count(work));
+        if (work->slot != UINT64_MAX && arrival->offset[0] == LSI_NOT_SHARED) {
+            lsi_one_shot_contribute_to_slot(work);
+        } else if (is_staged_for_sure(work, arrival)) {
+            work->staged_early = true;
+            lsi_staged_try_early(work);
+        }
+    }
+    if (work->slot != UINT64_MAX) group->slot_call[work->slot % LSI_SLOTS] = work->index;
+    group->n_published++;
+    atomic_store_explicit(&arrival->number, group->n_published, memory_order_release);
+    atomic_store_explicit(&group->me->published, group->n_published, memory_order_relaxed);
+    lsi_group_fence_for_last(group);
+    if (someone_sleeps(group) && all_announced(work)) lsi_group_ring(group);
+}
+
+static void publish_works(ls_group *group, bool *moved) {
+    while (group->n_published < group->n_posted) {
+        ls_work *work = lsi_work_at(group, group->n_published);
+        if (!can_publish(group, work)) return;
+        publish(work);
+        *moved = true;
+    }
+}
+
+/* ---- start ---- */
+
+/* The flags of lines have been compared already. */
+static bool all_match(const ls_work *work) {
+    if (work->flagged) return true;
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if (lsi_work_arrival_of(work, r)->fingerprint != work->fingerprint) return false;
+    return true;
+}
+
+/* Whether all who have something to give have put it into their slots. */
+static bool all_inputs_private(const ls_work *work) {
+    bool root_only = lsi_shape_of(work->call->kind)->root_in;
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if ((!root_only || r == work->call->root) &&
+            lsi_work_arrival_of(work, r)->offset[0] != LSI_NOT_SHARED)
+            return false;
+    return true;
+}
+
+/* SHARED becomes what the buffers allow. */
+static ls_status settle_algorithm(ls_work *work) {
+    int rank = 0;
+    bool input = false;
+    bool direct =
+        work->algorithm != LSI_ALGORITHM_STAGED && lsi_direct_possible(work, &rank, &input);
+    if (work->algorithm == LSI_ALGORITHM_DIRECT && !direct)
+        return lsi_report_private(work, rank, input);
+    if (!direct && work->slot != UINT64_MAX && all_inputs_private(work)) {
+        work->algorithm = LSI_ALGORITHM_ONE_SHOT;
+        return LS_OK;
+    }
+    work->algorithm = direct ? LSI_ALGORITHM_DIRECT : LSI_ALGORITHM_STAGED;
+    work->waits_for_all = direct;
+    if (!direct && !work->staged_early) lsi_staged_begin(work);
+    return LS_OK;
+}
+
+static ls_status begin_part(ls_work *work) {
+    if (!all_match(work)) return lsi_report_mismatch(work);
+    work->started = true;
+    if (work->count == 0) return LS_OK;
+    if (lsi_algorithm_pattern(work->algorithm)) return lsi_passing_begin(work);
+    if (work->algorithm != LSI_ALGORITHM_ONE_SHOT) return settle_algorithm(work);
+    return LS_OK;
+}
+
+static void do_direct(ls_work *work) {
+    if (work->count * work->elem_bytes < LSI_TIMED_BYTES) {
+        lsi_direct(work);
+        return;
+    }
+    int64_t trace_ns = lsi_trace_begin(), begin = lsi_ticks();
+    lsi_direct(work);
+    work->group->stats.work_ns += lsi_ticks() - begin;
+    lsi_trace_end(trace_ns, LSI_TRACE_COMM, lsi_call_kind_name(work->call->kind),
+                  (int64_t)work->index);
+}
+
+/* Moves this rank's part of a work that all have published on. */
+static ls_status do_part(ls_work *work, bool *finished) {
+    *finished = true;
+    if (!work->started) LSI_TRY(begin_part(work));
+    if (work->count == 0) return LS_OK; /* nothing to move; pointers may be NULL */
+    switch (work->algorithm) {
+    case LSI_ALGORITHM_ONE_SHOT: lsi_one_shot(work); return LS_OK;
+    case LSI_ALGORITHM_DIRECT: do_direct(work); return LS_OK;
+    case LSI_ALGORITHM_STAGED: *finished = lsi_staged_advance(work); return LS_OK;
+    default: return lsi_passing_advance(work, finished);
+    }
+}
+
+/* A peer that is so far ahead that it may be asleep for want of a line or slot. */
+static void ring_who_is_ahead(ls_group *group) {
+    for (int r = 0; r < group->n_ranks; r++) {
+        lsi_rank_control *peer = &group->ranks[r];
+        if (atomic_load_explicit(&peer->asleep, memory_order_relaxed) == 0) continue;
+        if (atomic_load(&peer->published) + 1 >= group->n_started + LSI_SLOTS) lsi_bell_ring(peer);
+    }
+}
+
+static void finish_part(ls_work *work) {
+    ls_group *group = work->group;
+    group->n_started++;
+    atomic_store_explicit(&group->me->done, group->n_started, memory_order_release);
+    if (!work->waits_for_all) {
+        lsi_group_fence(group);
+        ring_who_is_ahead(group);
+        return;
+    }
+    lsi_group_fence_for_last(group);
+    if (all_done_with(group, group->n_started)) lsi_group_ring(group);
+}
+
 static ls_status start_works(ls_group *group, bool *moved) {
-    while (group->n_started < group->n_posted && lsi_all_arrived(group, group->n_started)) {
-        ls_work *work = work_at(group, group->n_started);
-        if (!all_match(work)) return lsi_report_mismatch(work);
-        if (!do_part(work)) break;
-        group->n_started++;
-        atomic_store(&group->me->done, group->n_started);
-        if (all_done(group, group->n_started - 1)) lsi_group_ring(group);
+    while (group->n_started < group->n_published) {
+        ls_work *work = lsi_work_at(group, group->n_started);
+        bool finished = false;
+        if (!all_published(work)) break;
+        LSI_TRY(do_part(work, &finished));
+        if (!finished) break;
+        finish_part(work);
         *moved = true;
     }
     return LS_OK;
 }
 
+/* ---- complete ---- */
+
+static bool all_finished(ls_work *work) {
+    return all_done_with(work->group, work->index + 1);
+}
+
+static void complete(ls_work *work) {
+    ls_group *group = work->group;
+    group->n_completed++;
+    if (work->passing) lsi_passing_end(work);
+    if (group->n_completed == group->n_posted && group->flight_start_ticks) {
+        group->stats.flight_ns += lsi_ticks() - group->flight_start_ticks;
+        group->flight_start_ticks = 0;
+    }
+}
+
 static void complete_works(ls_group *group, bool *moved) {
-    while (group->n_completed < group->n_started && all_done(group, group->n_completed)) {
-        group->n_completed++;
-        if (group->n_completed == group->n_posted)
-            group->stats.flight_ns += lsi_now_ns() - group->flight_start_ns;
+    while (group->n_completed < group->n_started) {
+        ls_work *work = lsi_work_at(group, group->n_completed);
+        if (work->waits_for_all && !all_finished(work)) return;
+        complete(work);
         *moved = true;
     }
 }
@@ -93,15 +274,68 @@ ls_status lsi_group_advance(ls_group *group) {
     bool moved = true;
     while (moved) {
         moved = false;
-        LSI_TRY(lsi_region_error(group->region, NULL));
+        LSI_TRY(lsi_group_error(group));
+        publish_works(group, &moved);
         LSI_TRY(start_works(group, &moved));
         complete_works(group, &moved);
+        if (group->n_messages_left) LSI_TRY(lsi_messages_advance(group, &moved));
+        if (group->n_completed == group->n_posted && !group->n_messages_left) break;
     }
     return LS_OK;
 }
 
-static bool is_done(const ls_work *work) {
-    return work->index < work->group->n_completed;
+/* ---- wait ---- */
+
+bool lsi_work_is_done(const ls_work *work) {
+    uint64_t completed = work->group->n_completed;
+    switch (work->what) {
+    case LSI_WORK_CALL: return work->index < completed;
+    case LSI_WORK_MESSAGE: return work->done;
+    default: return work->n_left == 0 && work->index <= completed;
+    }
+}
+
+uint64_t lsi_progress_of(const ls_group *group) {
+    const lsi_rank_control *me = group->me;
+    return group->n_published + group->n_started + group->n_completed +
+           atomic_load_explicit(&me->staged, memory_order_relaxed) +
+           atomic_load_explicit(&me->combined, memory_order_relaxed) +
+           atomic_load_explicit(&me->consumed, memory_order_relaxed) +
+           (uint64_t)group->stats.bytes_sent;
+}
+
+/* A peer died: whoever started it says more, if it says anything soon. */
+static ls_status look_for_dead(ls_group *group) {
+    int me = group->control->member[group->rank];
+    int dead = lsi_region_find_dead(group->region, me);
+    if (dead < 0) return LS_OK;
+    int64_t until_ns = lsi_now_ns() + DEATH_GRACE_NS;
+    while (lsi_now_ns() < until_ns) {
+        LSI_TRY(lsi_group_error(group));
+        if (lsi_region_find_dead(group->region, me) != dead) return LS_OK;
+        sched_yield();
+    }
+    return lsi_report_dead(group, dead);
+}
+
+/* Sleeps until something may have changed; looks once more between announcing and sleeping. */
+static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
+    ls_group *group = work->group;
+    int64_t left_ns = deadline_ns - lsi_now_ns();
+    uint64_t before = lsi_progress_of(group);
+    uint32_t ticket = lsi_bell_prepare(group->region, group->me);
+    ls_status status = lsi_group_advance(group);
+    bool changed = lsi_work_is_done(work) || lsi_progress_of(group) != before;
+    if (status == LS_OK && !changed && left_ns > 0 && !lsi_someone_left(work)) {
+        lsi_group_unlock(group);
+        lsi_bell_sleep(group->me, ticket, left_ns < MAX_SLEEP_NS ? left_ns : MAX_SLEEP_NS);
+        lsi_group_lock(group);
+        /* Who died rings nobody: a sleep that was ended by a peer costs no look. */
+        if (atomic_load_explicit(&group->me->bell, memory_order_relaxed) == ticket)
+            status = look_for_dead(group);
+    }
+    lsi_bell_cancel(group->me);
+    return status;
 }
 
 static void pause_briefly(void) {
@@ -110,60 +344,126 @@ static void pause_briefly(void) {
 #endif
 }
 
-/* Sleeps until something may have changed; looks once more between announcing and sleeping. */
-static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
-    ls_group *group = work->group;
-    int64_t left_ns = deadline_ns - lsi_now_ns();
-    uint32_t ticket = lsi_bell_prepare(group->me);
-    uint64_t combined_before = group->n_started + work->n_in + work->n_combined + work->n_out;
-    ls_status status = lsi_group_advance(group);
-    bool changed = is_done(work) || combined_before != group->n_started + work->n_in +
-                                                           work->n_combined + work->n_out;
-    if (status == LS_OK && !changed && left_ns > 0 && !lsi_someone_left(work))
-        lsi_bell_sleep(group->me, ticket, left_ns < MAX_SLEEP_NS ? left_ns : MAX_SLEEP_NS);
-    lsi_bell_cancel(group->me);
-    return status;
+static bool look_shortly(ls_work *work, bool (*is_there)(ls_work *)) {
+    enum { SHORT_LOOKS = 100 };
+    int n_looks = work->group->spins < SHORT_LOOKS ? 1 : SHORT_LOOKS;
+    for (int i = 0; i < n_looks; i++) {
+        if (is_there(work)) return true;
+        pause_briefly();
+    }
+    return false;
 }
 
-static ls_status wait_done(ls_work *work, int64_t timeout_ms) {
+/* The short way for a call that is waited for at once in a group that is idle otherwise: the same
+ * steps as lsi_group_advance, without looking for other works. *done stays false when it
+ * takes long, and the long way goes on from here. */
+static ls_status go_the_short_way(ls_work *work, bool *done) {
     ls_group *group = work->group;
-    int64_t begin_ns = lsi_now_ns();
+    bool finished = false;
+    LSI_TRY(lsi_group_error(group));
+    if (!can_publish(group, work)) return LS_OK;
+    publish(work);
+    if (!look_shortly(work, all_published)) return LS_OK;
+    LSI_TRY(do_part(work, &finished));
+    if (!finished) return LS_OK;
+    finish_part(work);
+    if (work->waits_for_all && !look_shortly(work, all_finished)) return LS_OK;
+    complete(work);
+    *done = true;
+    return LS_OK;
+}
+
+static bool may_go_the_short_way(const ls_work *work) {
+    const ls_group *group = work->group;
+    return work->what == LSI_WORK_CALL && work->index == group->n_completed &&
+           work->index == group->n_published && !group->has_thread && !group->n_messages_left;
+}
+
+/* A few looks before the clock is read: most short calls end here. */
+static ls_status look(ls_work *work, int n_looks, bool yield) {
+    ls_group *group = work->group;
+    for (int i = 0; i < n_looks; i++) {
+        LSI_TRY(lsi_group_advance(group));
+        if (lsi_work_is_done(work)) return LS_OK;
+        if (!yield && !group->has_thread) {
+            pause_briefly();
+            continue;
+        }
+        lsi_group_unlock(group);
+        if (yield)
+            sched_yield();
+        else
+            pause_briefly();
+        lsi_group_lock(group);
+    }
+    return LS_OK;
+}
+
+ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
+    enum { FIRST_LOOKS = 50 };
+    ls_group *group = work->group;
+    bool done = false;
+    if (may_go_the_short_way(work)) LSI_TRY(go_the_short_way(work, &done));
+    if (done) return LS_OK;
+    LSI_TRY(look(work, group->spins < FIRST_LOOKS ? 1 : FIRST_LOOKS, false));
+    if (lsi_work_is_done(work)) return LS_OK;
+    if (work->what == LSI_WORK_CALL) work->call->posted_ms = lsi_coarse_ms();
+    int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks(), work_before = group->stats.work_ns;
     int64_t deadline_ns = lsi_deadline_ns(timeout_ms < 0 ? group->timeout_ms : timeout_ms);
-    for (;;) {
+    ls_status status = LS_OK;
+    while (status == LS_OK) {
         /* The clock is read before the counters: a rank that was held up itself, for longer than
          * its deadline, looks at what came meanwhile before it blames others. */
         int64_t now_ns = lsi_now_ns();
-        for (int spin = 0; spin <= group->spins; spin++) {
-            LSI_TRY(lsi_group_advance(group));
-            if (is_done(work)) return LS_OK;
-            pause_briefly();
-        }
+        lsi_beat(group);
+        atomic_store_explicit(&group->me->waits_for, lsi_waits_for(work) + 1, memory_order_relaxed);
+        status = look(work, group->spins, false);
+        if (status == LS_OK && !lsi_work_is_done(work)) status = look(work, group->yields, true);
+        if (status != LS_OK || lsi_work_is_done(work)) break;
         if (now_ns >= deadline_ns || lsi_someone_left(work))
-            LSI_TRY(lsi_report_missing(work, (now_ns - begin_ns) / 1000000));
-        LSI_TRY(sleep_for_change(work, deadline_ns));
+            status = lsi_report_missing(work, (now_ns - begin_ns) / 1000000);
+        if (status == LS_OK) status = sleep_for_change(work, deadline_ns);
     }
+    group->stats.wait_ns += lsi_ticks() - begin - (group->stats.work_ns - work_before);
+    return status;
 }
 
 ls_status ls_work_wait(ls_work *work, int64_t timeout_ms) {
     if (!work || !work->held)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_work_wait: the work was released already");
     ls_group *group = work->group;
-    int64_t begin_ns = lsi_now_ns(), work_ns = group->stats.work_ns;
+    lsi_group_lock(group);
     ls_status status =
-        is_done(work) ? lsi_region_error(group->region, NULL) : wait_done(work, timeout_ms);
-    group->stats.wait_ns += lsi_now_ns() - begin_ns - (group->stats.work_ns - work_ns);
-    work->held = false;
+        lsi_work_is_done(work) ? lsi_group_error(group) : lsi_work_await(work, timeout_ms);
+    lsi_work_release(work);
+    lsi_group_unlock(group);
     return status;
+}
+
+/* For callers who only test, now and then: whether somebody died or left. */
+static ls_status look_around(ls_work *work) {
+    enum { TESTS_PER_LOOK = 1024 };
+    ls_group *group = work->group;
+    if (++group->n_tests % TESTS_PER_LOOK != 0) return LS_OK;
+    LSI_TRY(look_for_dead(group));
+    return lsi_someone_left(work) ? lsi_report_missing(work, 0) : LS_OK;
 }
 
 ls_status ls_work_test(ls_work *work, int *done) {
     if (!work || !work->held)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_work_test: the work was released already");
-    LSI_TRY(lsi_group_advance(work->group));
-    *done = is_done(work);
-    return LS_OK;
+    ls_group *group = work->group;
+    lsi_group_lock(group);
+    ls_status status = lsi_group_advance(group);
+    if (status == LS_OK && !lsi_work_is_done(work)) status = look_around(work);
+    if (status == LS_OK) *done = lsi_work_is_done(work);
+    lsi_group_unlock(group);
+    return status;
 }
 
 ls_status ls_group_progress(ls_group *group) {
-    return lsi_group_advance(group);
+    lsi_group_lock(group);
+    ls_status status = lsi_group_advance(group);
+    lsi_group_unlock(group);
+    return status;
 }

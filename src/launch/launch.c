@@ -26,7 +26,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cpu.h"
 #include "base/log.h"
+#include "comm/record.h"
 
 enum { DEFAULT_GRACE_MS = 500, DEFAULT_STOP_MS = 60000 };
 
@@ -38,9 +40,10 @@ typedef struct supervisor {
     struct sigaction child_before; /* what SIGCHLD did before */
     int signal_fd;
     int64_t grace_ms, stop_ms;
-    bool forward_signals;
-    int64_t stop_deadline_ns; /* INT64_MAX until asked to stop */
-    int64_t kill_deadline_ns; /* INT64_MAX until the region has an error */
+    bool bind, forward_signals;
+    int64_t stop_deadline_ns;      /* INT64_MAX until asked to stop */
+    int64_t kill_deadline_ns;      /* INT64_MAX until the region has an error */
+    char death[LSI_MESSAGE_BYTES]; /* of a worker whose peers noticed it first, with fewer words */
 } supervisor;
 
 /* ---- in the worker ---- */
@@ -60,6 +63,7 @@ static ls_status prepare_worker(supervisor *s, pid_t parent) {
 _Noreturn static void run_worker(supervisor *s, int rank, pid_t parent, lsi_worker_fn body,
                                  void *context) {
     lsi_log_set_rank(rank);
+    if (s->bind) (void)lsi_cpu_bind(rank, s->n_workers);
     ls_status status = prepare_worker(s, parent);
     if (status == LS_OK) status = body(s->region, rank, context);
     if (status != LS_OK) {
@@ -128,7 +132,8 @@ static void start_workers(supervisor *s, lsi_worker_fn body, void *context) {
     }
 }
 
-/* A worker that ended badly without a word of its own gets one here. */
+/* A worker that ended badly without a word of its own gets one here. Peers may have seen that it
+ * ended before its end was known here, but not how: then this is what the run is reported with. */
 static void report_death(supervisor *s, int rank, const siginfo_t *how) {
     char message[LSI_MESSAGE_BYTES], end[128];
     bool by_signal = how->si_code == CLD_KILLED || how->si_code == CLD_DUMPED;
@@ -146,6 +151,8 @@ static void report_death(supervisor *s, int rank, const siginfo_t *how) {
                  ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)"
                  : "");
     lsi_region_abort(s->region, LS_ERR_PEER, rank, message);
+    if (lsi_region_noticed_dead(s->region) == rank)
+        snprintf(s->death, sizeof s->death, "%s", message);
 }
 
 /* A worker may be a script that started others: they are of its process group. */
@@ -162,9 +169,9 @@ static void reap_worker(supervisor *s, int rank) {
     siginfo_t how = {.si_pid = 0};
     bool is_ours = waitid(P_PID, (id_t)s->pid[rank], &how, WEXITED | WNOHANG | WNOWAIT) == 0;
     if (is_ours && how.si_pid == 0) return; /* it is alive */
-    if (how.si_code == CLD_EXITED && how.si_status == 0) {
-        lsi_region_mark_left(s->region, rank);
-    } else {
+    bool well = how.si_code == CLD_EXITED && how.si_status == 0;
+    if (well) lsi_region_mark_left(s->region, rank);
+    if (!well || lsi_region_noticed_dead(s->region) == rank) {
         report_death(s, rank, &how);
         begin_ending(s);
         /* It was looked at but not waited for: until then its number cannot be another's. */
@@ -229,10 +236,38 @@ static void supervise(supervisor *s) {
     }
 }
 
+/* ---- what is left of a failed run ---- */
+
+/* Puts what there is to say behind this thread's message, which is cut where both do not fit. */
+static void add_to_message(const char *more) {
+    char message[LSI_MESSAGE_BYTES];
+    int room = LSI_MESSAGE_BYTES - 1 - (int)strlen(more), length = (int)strlen(ls_last_message());
+    snprintf(message, sizeof message, "%.*s%s%s", length <= room ? length : room - 3,
+             ls_last_message(), length <= room ? "" : "...", more);
+    lsi_message_set(message);
+}
+
+/* All workers are gone, so their records stand still. The first error stays the run's. */
+static ls_status write_record(const lsi_region *region, const char *path, ls_status status) {
+    char first[LSI_MESSAGE_BYTES], more[LSI_MESSAGE_BYTES / 2];
+    snprintf(first, sizeof first, "%s", ls_last_message());
+    if (lsi_record_dump(region, path) == LS_OK)
+        snprintf(more, sizeof more,
+                 "; the last calls of all ranks are in %s (lockstep inspect --recorder %s)", path,
+                 path);
+    else
+        snprintf(more, sizeof more, "; the last calls of all ranks could not be written: %s",
+                 ls_last_message());
+    lsi_message_set(first);
+    add_to_message(more);
+    return status;
+}
+
 ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *context) {
     supervisor s = {.n_workers = opts->n_workers,
                     .grace_ms = opts->grace_ms > 0 ? opts->grace_ms : DEFAULT_GRACE_MS,
                     .stop_ms = opts->stop_ms > 0 ? opts->stop_ms : DEFAULT_STOP_MS,
+                    .bind = opts->bind,
                     .forward_signals = opts->forward_signals,
                     .stop_deadline_ns = INT64_MAX,
                     .kill_deadline_ns = INT64_MAX};
@@ -243,6 +278,9 @@ ls_status lsi_launch(const lsi_launch_opts *opts, lsi_worker_fn body, void *cont
         supervise(&s);
         close_signals(&s);
         status = lsi_region_error(s.region, NULL);
+        if (s.death[0]) lsi_message_set(s.death);
+        if (status != LS_OK && opts->recorder_path)
+            status = write_record(s.region, opts->recorder_path, status);
     }
     lsi_region_close(s.region);
     return status;

@@ -45,7 +45,7 @@ static ls_status compare_hashes(ls_group *group, const ls_param *params, int n_p
     uint32_t *all = lsi_calloc(LSI_MEM_OTHER, n * n_ranks, sizeof *all);
     ls_status status = mine && all ? LS_OK : LS_ERR_MEMORY;
     for (int i = 0; i < n_params && status == LS_OK; i++) mine[i] = hash_param(&params[i]);
-    if (status == LS_OK) status = ls_all_gather(group, mine, all, n_longest, LS_DTYPE_F32, NULL);
+    if (status == LS_OK) status = ls_all_gather(group, mine, all, n_longest, LS_DTYPE_I32, NULL);
     if (status == LS_OK) *found = find_difference(all, (int)n_ranks, n_longest);
     lsi_free(mine);
     lsi_free(all);
@@ -63,7 +63,7 @@ static ls_status ask(ls_group *group, int rank, const ls_param *params, int n_pa
                  (long long)params[index].count, ls_dtype_name(params[index].dtype),
                  params[index].flags & LS_PARAM_FROZEN ? ", frozen" : "",
                  params[index].flags & LS_PARAM_NO_DECAY ? ", no decay" : "");
-    return ls_broadcast(group, text, TEXT_BYTES / (int64_t)sizeof(float), LS_DTYPE_F32, rank, NULL);
+    return ls_broadcast(group, text, text, TEXT_BYTES, LS_DTYPE_U8, rank, NULL);
 }
 
 static ls_status report(ls_group *group, const ls_param *params, int n_params,
@@ -84,7 +84,7 @@ static ls_status report(ls_group *group, const ls_param *params, int n_params,
 ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params) {
     uint32_t numbers[LSI_MAX_RANKS], mine = (uint32_t)n_params, longest = 0;
     difference found = {0, 0};
-    LSI_TRY(ls_all_gather(group, &mine, numbers, 1, LS_DTYPE_F32, NULL));
+    LSI_TRY(ls_all_gather(group, &mine, numbers, 1, LS_DTYPE_I32, NULL));
     for (int r = 0; r < ls_group_world_size(group); r++)
         if (numbers[r] > longest) longest = numbers[r];
     LSI_TRY(compare_hashes(group, params, n_params, (int)longest, &found));

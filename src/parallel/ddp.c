@@ -118,8 +118,8 @@ static void place_gradients(ls_ddp *ddp) {
 
 static ls_status broadcast_params(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
-        LSI_TRY(lsi_context(ls_broadcast(ddp->group, ddp->params[i].data, ddp->params[i].count,
-                                         LS_DTYPE_F32, 0, NULL),
+        LSI_TRY(lsi_context(ls_broadcast(ddp->group, ddp->params[i].data, ddp->params[i].data,
+                                         ddp->params[i].count, LS_DTYPE_F32, 0, NULL),
                             "ddp: broadcast of parameter %s", ddp->params[i].name));
     return LS_OK;
 }

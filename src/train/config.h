@@ -31,9 +31,11 @@ typedef struct lsi_train_config {
     const char *schedule;
     /* communication */
     double bucket_cap_mb, first_bucket_mb;
+    bool bind;
+    const char *algo, *progress;
     int64_t timeout_ms;
     /* output */
-    const char *out, *json, *trace, *config;
+    const char *out, *json, *trace, *recorder, *config;
     int64_t log_every;
 } lsi_train_config;
 

@@ -65,6 +65,7 @@ ls_status lsi_train_prepare_folder(const lsi_train_config *config, FILE *out) {
     LSI_TRY(lsi_context(lsi_folder_make(config->out), "--out"));
     LSI_TRY(check_can_write("json", config->json)); /* often inside --out */
     LSI_TRY(check_can_write("trace", config->trace));
+    LSI_TRY(check_can_write("recorder", config->recorder));
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         LSI_TRY(keep_earlier(config->out, names[i], out));
     json_t *used = lsi_opt_to_json(lsi_train_options, config);

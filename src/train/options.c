@@ -7,8 +7,9 @@
     { name, 0, LSI_OPT_INT, AT(field), unit, initial, min, max, NULL, group, help }
 #define FLOAT(name, field, initial, min, max, group, help)                                         \
     { name, 0, LSI_OPT_FLOAT, AT(field), NULL, initial, min, max, NULL, group, help }
-#define BOOL(name, field, group, help)                                                             \
-    { name, 0, LSI_OPT_BOOL, AT(field), NULL, "false", 0, 0, NULL, group, help }
+#define SWITCH(name, field, initial, group, help)                                                  \
+    { name, 0, LSI_OPT_BOOL, AT(field), NULL, initial, 0, 0, NULL, group, help }
+#define BOOL(name, field, group, help) SWITCH(name, field, "false", group, help)
 #define TEXT(name, field, unit, initial, group, help)                                              \
     { name, 0, LSI_OPT_TEXT, AT(field), unit, initial, 0, 0, NULL, group, help }
 #define CHOICE(name, field, initial, choices, group, help)                                         \
@@ -75,6 +76,15 @@ const lsi_opt lsi_train_options[] = {
           "MiB of gradients that are averaged together."),
     FLOAT("first-bucket-mb", first_bucket_mb, "1", 1e-6, 1e6, COMMUNICATION,
           "MiB of the first bucket, small so that communication starts early."),
+    SWITCH("bind", bind, "true", COMMUNICATION,
+           "Binds each worker to its share of the processors, where there are enough for all "
+           "threads."),
+    TEXT("algo", algo, "TEXT", NULL, COMMUNICATION,
+         "Algorithms of collectives: ring, allreduce=ring, allreduce:64K-1M=ring "
+         "(docs/collectives.md)."),
+    CHOICE("progress", progress, "auto", "auto|thread|inline", COMMUNICATION,
+           "Who moves communication on while a worker computes: a thread, or the worker itself "
+           "(auto: a thread where there are two processors for each worker)."),
     INT("timeout-ms", timeout_ms, "ms", "300000", 1, 1e12, COMMUNICATION,
         "Longest wait for another worker."),
 
@@ -84,6 +94,8 @@ const lsi_opt lsi_train_options[] = {
     TEXT("json", json, "FILE", NULL, OUTPUT, "Writes the result for programs."),
     TEXT("trace", trace, "FILE", NULL, OUTPUT,
          "Writes a timeline for chrome://tracing or Perfetto."),
+    TEXT("recorder", recorder, "FILE", NULL, OUTPUT,
+         "Where a run that fails leaves the last calls of all ranks (lockstep inspect)."),
     INT("log-every", log_every, "steps", "0", 0, 1e15, OUTPUT,
         "Progress lines when the output is no terminal (0: about twenty in all)."),
     TEXT("config", config, "FILE", NULL, OUTPUT,

@@ -23,7 +23,8 @@ static ls_status set_up_group(lsi_worker *w) {
     ls_group_set_timeout(w->group, w->config->timeout_ms);
     lsi_group_set_order(w->group, &w->plan->deal.order);
     w->n_ranks = ls_group_world_size(w->group);
-    return ls_barrier(w->group, NULL);
+    LSI_TRY(ls_barrier(w->group, NULL));
+    return lsi_group_calibrate(w->group);
 }
 
 static ls_status set_up_data(lsi_worker *w) {

@@ -1,4 +1,6 @@
-/* Every collective x kind of buffer x place x ranks x counts, as threads and as processes.
+/* Collectives as programs use them, by the algorithms that are chosen: kind of buffer x place x
+ * ranks x counts, as threads and as processes; works, their limits, and misuse. Every algorithm,
+ * type and operation: test_matrix.c.
  *
  * Inputs are small integers in floating point, so sums are exact and expected values have a closed
  * form: rank r holds (r + 1) * (i % 7 + 1) at element i. */
@@ -120,15 +122,18 @@ static ls_status all_gather_gives_all_parts(ls_group *group, void *context) {
 static ls_status broadcast_gives_roots_values(ls_group *group, void *context) {
     const shape *s = context;
     int rank = ls_group_rank(group), n = ls_group_world_size(group);
-    float *buffer = NULL;
-    LSI_TRY(take(group, s, s->count, &buffer));
+    float *in = NULL, *out = NULL;
+    LSI_TRY(take(group, s, s->count, &in));
+    LSI_TRY(take(group, s, s->count, &out));
+    float *result = s->in_place ? in : out;
     for (int root = 0; root < n; root++) {
-        fill(buffer, rank, root, s->count);
-        LSI_TRY(ls_broadcast(group, buffer, s->count, LS_DTYPE_F32, root, NULL));
-        for (int64_t i = 0; i < s->count; i++) CHECK_VALUE(buffer[i], value_at(root, root + i), i);
+        fill(in, rank, root, s->count);
+        LSI_TRY(ls_broadcast(group, in, result, s->count, LS_DTYPE_F32, root, NULL));
+        for (int64_t i = 0; i < s->count; i++) CHECK_VALUE(result[i], value_at(root, root + i), i);
     }
-    CHECK_VALUE(buffer[s->count], -77.0f, s->count);
-    give(group, s, buffer);
+    CHECK_VALUE(result[s->count], -77.0f, s->count);
+    give(group, s, in);
+    give(group, s, out);
     return LS_OK;
 }
 
@@ -149,15 +154,15 @@ static const struct {
     {"barrier", barrier_returns},
 };
 
-/* 131072 floats fill a staging block: the last ones are at, above one and above two of them. As
- * threads the small ones do. Sanitizers, which look at every element several times, get one count
- * of each kind (none, less than a line, more than a line, one block, two blocks), and two blocks
- * only with up to three ranks. */
+/* 32768 floats are a piece of a staged call with one part: counts are below, at and above one,
+ * above two and above eight of them. As threads the small ones do. Sanitizers, which look at every
+ * element several times, get one count of each kind (none, less than a line, more than a line, one
+ * piece, several), and several only with up to three ranks. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 static const int64_t counts[] = {0, 1, 17, 1000, 131073};
 enum { N_SMALL_COUNTS = 4, MOST_ELEMS = 3 * 131073, ORDER_COUNT = 20011, WORK_COUNT = 500 };
 #else
-static const int64_t counts[] = {0, 1, 2, 15, 16, 17, 1000, 65537, 131072, 131073, 262147};
+static const int64_t counts[] = {0, 1, 2, 15, 16, 17, 1000, 32767, 32768, 65537, 262147};
 enum { N_SMALL_COUNTS = 8, MOST_ELEMS = INT32_MAX, ORDER_COUNT = 200003, WORK_COUNT = 5000 };
 #endif
 static const size_t n_counts[N_RANK_MODES] = {
@@ -340,13 +345,24 @@ static ls_status bad_arguments_are_answered(ls_group *group, void *context) {
                "no input");
     RANK_CHECK(ls_all_gather(group, &v, NULL, 1, LS_DTYPE_F32, NULL) == LS_ERR_ARGUMENT,
                "no output");
-    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F64, LS_OP_SUM, 1, NULL) ==
-                   LS_ERR_UNSUPPORTED,
-               "F64");
-    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F32, (ls_op)9, 1, NULL) ==
-                   LS_ERR_UNSUPPORTED,
+    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, (ls_dtype)9, LS_OP_SUM, 1, NULL) == LS_ERR_ARGUMENT,
+               "dtype 9");
+    RANK_CHECK(ls_broadcast(group, &v, &v, 1, (ls_dtype)0, 0, NULL) == LS_ERR_ARGUMENT, "dtype 0");
+    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F32, (ls_op)9, 1, NULL) == LS_ERR_ARGUMENT,
                "operation 9");
-    RANK_CHECK(ls_broadcast(group, &v, 1, LS_DTYPE_F32, 1, NULL) == LS_ERR_ARGUMENT, "root 1");
+    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_F32, LS_OP_MAX, 2, NULL) == LS_ERR_ARGUMENT,
+               "a scale of max");
+    RANK_CHECK(ls_all_reduce(group, &v, &v, 1, LS_DTYPE_I32, LS_OP_SUM, 0.5, NULL) ==
+                   LS_ERR_ARGUMENT,
+               "half of integers");
+    RANK_CHECK(ls_broadcast(group, &v, &v, 1, LS_DTYPE_F32, 1, NULL) == LS_ERR_ARGUMENT, "root 1");
+    RANK_CHECK(ls_reduce(group, &v, &v, 1, LS_DTYPE_F32, LS_OP_SUM, 1, -1, NULL) == LS_ERR_ARGUMENT,
+               "root -1");
+    int64_t bad_counts[1] = {-1};
+    RANK_CHECK(ls_all_gather_v(group, &v, &v, bad_counts, LS_DTYPE_F32, NULL) == LS_ERR_ARGUMENT,
+               "count -1 of a rank");
+    RANK_CHECK(ls_all_gather_v(group, &v, &v, NULL, LS_DTYPE_F32, NULL) == LS_ERR_ARGUMENT,
+               "no counts");
     void *ptr = NULL;
     RANK_CHECK(ls_group_alloc_shared(group, SIZE_MAX - 5000, &ptr) == LS_ERR_MEMORY, "all memory");
     RANK_CHECK(ptr == NULL, "output written on failure");
@@ -358,7 +374,8 @@ static void bad_arguments_leave_the_group_usable(void **state) {
     assert_ok(run_ranks(RANKS_AS_PROCESSES, 1, bad_arguments_are_answered, NULL));
 }
 
-/* Where input and output of one call may lie: apart or in place, nothing between. Rank 1 of 2. */
+/* Where input and output of one call may lie: apart or in place, nothing between. Rank 1 of 2,
+ * which is the root. */
 typedef struct placement {
     const char *name;
     lsi_call_kind kind;
@@ -379,6 +396,14 @@ static const placement placements[] = {
     {"all-gather in place", LSI_CALL_ALL_GATHER, 8, 0, LS_OK},
     {"all-gather from another's part", LSI_CALL_ALL_GATHER, 0, 0, LS_ERR_ARGUMENT},
     {"all-gather from the border", LSI_CALL_ALL_GATHER, 12, 0, LS_ERR_ARGUMENT},
+    {"broadcast to itself", LSI_CALL_BROADCAST, 0, 0, LS_OK},
+    {"broadcast shifted", LSI_CALL_BROADCAST, 0, 3, LS_ERR_ARGUMENT},
+    {"gather in place", LSI_CALL_GATHER, 8, 0, LS_OK},
+    {"gather from another's part", LSI_CALL_GATHER, 0, 0, LS_ERR_ARGUMENT},
+    {"scatter in place", LSI_CALL_SCATTER, 0, 8, LS_OK},
+    {"scatter into another's part", LSI_CALL_SCATTER, 0, 0, LS_ERR_ARGUMENT},
+    {"all-to-all in place", LSI_CALL_ALL_TO_ALL, 0, 0, LS_OK},
+    {"all-to-all shifted by a part", LSI_CALL_ALL_TO_ALL, 0, 8, LS_ERR_ARGUMENT},
 };
 
 static ls_status call_placed(ls_group *group, const placement *p, float *input, float *output) {
@@ -387,6 +412,10 @@ static ls_status call_placed(ls_group *group, const placement *p, float *input, 
         return ls_all_reduce(group, input, output, 8, LS_DTYPE_F32, LS_OP_SUM, 1, NULL);
     case LSI_CALL_REDUCE_SCATTER:
         return ls_reduce_scatter(group, input, output, 8, LS_DTYPE_F32, LS_OP_SUM, 1, NULL);
+    case LSI_CALL_BROADCAST: return ls_broadcast(group, input, output, 8, LS_DTYPE_F32, 1, NULL);
+    case LSI_CALL_GATHER: return ls_gather(group, input, output, 8, LS_DTYPE_F32, 1, NULL);
+    case LSI_CALL_SCATTER: return ls_scatter(group, input, output, 8, LS_DTYPE_F32, 1, NULL);
+    case LSI_CALL_ALL_TO_ALL: return ls_all_to_all(group, input, output, 8, LS_DTYPE_F32, NULL);
     default: return ls_all_gather(group, input, output, 8, LS_DTYPE_F32, NULL);
     }
 }
@@ -429,7 +458,11 @@ static ls_status calls_of_nothing(ls_group *group, void *context) {
     LSI_TRY(ls_reduce_scatter(group, some, NULL, 0, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
     LSI_TRY(ls_all_gather(group, shared, NULL, 0, LS_DTYPE_F32, NULL));
     LSI_TRY(ls_all_gather(group, NULL, some, 0, LS_DTYPE_F32, NULL));
-    return ls_broadcast(group, some, 0, LS_DTYPE_F32, 0, NULL);
+    LSI_TRY(ls_broadcast(group, some, NULL, 0, LS_DTYPE_F32, 0, NULL));
+    LSI_TRY(ls_reduce(group, some, NULL, 0, LS_DTYPE_F32, LS_OP_SUM, 1, 0, NULL));
+    LSI_TRY(ls_gather(group, NULL, some, 0, LS_DTYPE_F32, 0, NULL));
+    LSI_TRY(ls_scatter(group, some, NULL, 0, LS_DTYPE_F32, 0, NULL));
+    return ls_all_to_all(group, NULL, some, 0, LS_DTYPE_F32, NULL);
 }
 
 static void counts_of_zero_take_any_pointer(void **state) {

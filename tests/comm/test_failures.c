@@ -1,157 +1,98 @@
-/* What goes wrong between ranks: calls that differ, ranks that are late, stopped, killed or gone,
- * aborts. Wanted each time: the right status on every rank, a message that names the culprit, and
- * an end long before the deadline of the test. */
-#include "harness/harness.h"
+/* What goes wrong between ranks: errors of parts, ranks that are late, stopped, killed or
+ * gone, aborts (calls that differ: test_mismatch.c, every phase of every algorithm:
+ * test_missing_slow.c). Wanted each time: the right status on every rank, a message that names the
+ * culprit, and an end long before the deadline of the test. */
+#include "comm/calls.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "harness/ranks.h"
 
-static void expect(const rank_result *results, int rank, int status, const char *text) {
-    if (results[rank].status != status || !strstr(results[rank].message, text))
-        fail_msg("rank %d: expected status %d with '%s', found %d with '%s'", rank, status, text,
-                 results[rank].status, results[rank].message);
+/* ---- errors of a part ---- */
+
+/* Ranks 0 and 1 disagree in a group of their own, 2 and 3 and the world do not. */
+static ls_status parts_disagree(ls_group *group, void *context) {
+    bool by_message = *(bool *)context;
+    int rank = ls_group_rank(group);
+    float one = 1, sum = 0;
+    ls_group *part = NULL;
+    LSI_TRY(ls_group_split(group, rank / 2, rank, &part));
+    ls_status status = LS_OK;
+    if (rank < 2 && by_message)
+        status = rank == 0 ? ls_send(part, &one, 1, LS_DTYPE_F32, 1, NULL)
+                           : ls_recv(part, &one, 1, LS_DTYPE_I32, 0, NULL);
+    if (status == LS_OK)
+        status = ls_all_reduce(part, &one, &sum, 1, LS_DTYPE_F32, LS_OP_SUM,
+                               rank == 1 && !by_message ? 2 : 1, NULL);
+    char message[LSI_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "%s", status == LS_OK ? "" : ls_last_message());
+    RANK_CHECK(rank < 2 ? status == LS_ERR_MISMATCH : status == LS_OK, "status %d: %s", status,
+               message);
+    RANK_CHECK(rank >= 2 || strncmp(message, "group 1: ", 9) == 0 ||
+                   strncmp(message, "group 2: ", 9) == 0,
+               "the message does not begin with its group: %s", message);
+    RANK_CHECK(ls_group_status(part) == status, "the error does not stick");
+    RANK_CHECK(ls_barrier(part, NULL) == status, "the error does not stick");
+    LSI_TRY(ls_all_reduce(group, &one, &sum, 1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    RANK_CHECK(sum == 4, "the sum of the world is %g", (double)sum);
+    ls_group_destroy(part);
+    return ls_barrier(group, NULL);
 }
 
-static void expect_without(const rank_result *results, int rank, const char *text) {
-    if (strstr(results[rank].message, text))
-        fail_msg("rank %d: expected no '%s', found '%s'", rank, text, results[rank].message);
-}
-
-/* ---- calls that differ ---- */
-
-typedef struct mismatch {
-    const char *name;
-    lsi_call_kind kind[2];
-    int64_t count[2];
-    double scale[2];
-    int root[2];
-    const char *text[2]; /* both calls must be in the message */
-} mismatch;
-
-static const mismatch mismatches[] = {
-    {"counts",
-     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
-     {100, 200},
-     {1, 1},
-     {0, 0},
-     {"count 100", "count 200"}},
-    {"large counts",
-     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
-     {409600, 409598},
-     {1, 1},
-     {0, 0},
-     {"count 409600", "count 409598"}},
-    {"nothing and something",
-     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
-     {0, 1},
-     {1, 1},
-     {0, 0},
-     {"count 0", "count 1"}},
-    {"scales",
-     {LSI_CALL_ALL_REDUCE, LSI_CALL_ALL_REDUCE},
-     {8, 8},
-     {1, 0.5},
-     {0, 0},
-     {"scale 1,", "scale 0.5"}},
-    {"kinds",
-     {LSI_CALL_ALL_REDUCE, LSI_CALL_BROADCAST},
-     {8, 8},
-     {1, 1},
-     {0, 0},
-     {"all-reduce", "broadcast"}},
-    {"barrier and sum",
-     {LSI_CALL_BARRIER, LSI_CALL_REDUCE_SCATTER},
-     {0, 8},
-     {1, 1},
-     {0, 0},
-     {"barrier", "reduce-scatter"}},
-    {"gather and scatter",
-     {LSI_CALL_ALL_GATHER, LSI_CALL_REDUCE_SCATTER},
-     {8, 8},
-     {1, 1},
-     {0, 0},
-     {"all-gather", "reduce-scatter"}},
-    {"roots",
-     {LSI_CALL_BROADCAST, LSI_CALL_BROADCAST},
-     {8, 8},
-     {1, 1},
-     {0, 1},
-     {"root 0", "root 1"}},
-};
-
-static ls_status make_call(ls_group *group, const mismatch *m, int which, float *buffer,
-                           float *large) {
-    int64_t count = m->count[which];
-    switch (m->kind[which]) {
-    case LSI_CALL_ALL_REDUCE:
-        return ls_all_reduce(group, buffer, buffer, count, LS_DTYPE_F32, LS_OP_SUM, m->scale[which],
-                             NULL);
-    case LSI_CALL_REDUCE_SCATTER:
-        return ls_reduce_scatter(group, large, buffer, count, LS_DTYPE_F32, LS_OP_SUM,
-                                 m->scale[which], NULL);
-    case LSI_CALL_ALL_GATHER: return ls_all_gather(group, buffer, large, count, LS_DTYPE_F32, NULL);
-    case LSI_CALL_BROADCAST:
-        return ls_broadcast(group, buffer, count, LS_DTYPE_F32, m->root[which], NULL);
-    default: return ls_barrier(group, NULL);
-    }
-}
-
-static ls_status call_differently(ls_group *group, void *context) {
-    float *buffer = calloc(1 << 20, sizeof *buffer), *large = calloc(1 << 20, sizeof *large);
-    buffer[0] = 3;
-    int which = ls_group_rank(group) == ls_group_world_size(group) - 1;
-    LSI_TRY(ls_barrier(group, NULL));
-    ls_status status = make_call(group, context, which, buffer, large);
-    bool untouched = buffer[0] == 3;
-    free(buffer);
-    free(large);
-    if (!untouched) return lsi_fail(LS_ERR_STATE, "a result was written");
-    return status;
-}
-
-static void different_calls_are_an_error_on_all_ranks(void **state) {
+static void an_error_of_a_part_names_it_and_leaves_the_others_usable(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof mismatches / sizeof mismatches[0]; i++)
-        for (int n = 2; n <= 5; n += 3) {
-            rank_result results[5];
-            mismatch m = mismatches[i];
-            run_rank_processes(n, call_differently, &m, results);
-            for (int r = 0; r < n; r++)
-                for (int which = 0; which < 2; which++) {
-                    expect(results, r, LS_ERR_MISMATCH, m.text[which]);
-                    expect(results, r, LS_ERR_MISMATCH, "call #2");
-                }
-            char culprit[32];
-            snprintf(culprit, sizeof culprit, "rank %d called", n - 1);
-            expect(results, 0, LS_ERR_MISMATCH, culprit);
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        for (int by_message = 0; by_message < 2; by_message++) {
+            bool context = by_message;
+            assert_ok(run_ranks((rank_mode)mode, 4, parts_disagree, &context));
         }
 }
 
-static ls_status order_differs(ls_group *group, void *context) {
-    (void)context;
-    lsi_order order;
-    if (ls_group_rank(group) == 1) {
-        LSI_TRY(lsi_order_from_weights(&order, 3, (int64_t[]){2, 1, 1}));
-        lsi_group_set_order(group, &order);
-    }
-    float value = 1;
-    return ls_all_reduce(group, &value, &value, 1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL);
+/* The world's handle may go first: whoever has a part of it is not gone there, and the memory
+ * stays.
+ */
+static ls_status use_part_after_world(int rank) {
+    ls_group *world = NULL, *part = NULL;
+    float one = 1, sum = 0;
+    LSI_TRY(ls_group_create(60000, &world));
+    LSI_TRY(ls_group_split(world, 0, -rank, &part));
+    ls_group_destroy(world);
+    if (rank == 1) lsi_sleep_ms(50);
+    LSI_TRY(ls_all_reduce(part, &one, &sum, 1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    RANK_CHECK(sum == 2, "the sum is %g", (double)sum);
+    ls_group_destroy(part);
+    RANK_CHECK(lsi_mem_n_blocks() == 0, "memory was left");
+    return LS_OK;
 }
 
-static void different_orders_are_an_error(void **state) {
+static void parts_outlive_the_world(void **state) {
     (void)state;
-    rank_result results[3];
-    run_rank_processes(3, order_differs, NULL, results);
-    for (int r = 0; r < 3; r++) expect(results, r, LS_ERR_MISMATCH, "order");
+    lsi_region *region = NULL;
+    pid_t pid[2];
+    assert_ok(lsi_region_create(2, (size_t)64 << 20, &region));
+    for (int rank = 0; rank < 2; rank++) {
+        fflush(NULL);
+        if ((pid[rank] = fork()) != 0) continue;
+        char text[16];
+        snprintf(text, sizeof text, "%d", dup(lsi_region_fd(region)));
+        setenv("LOCKSTEP_FD", text, 1);
+        setenv("LOCKSTEP_RANK", rank ? "1" : "0", 1);
+        lsi_region_close(region);
+        ls_status status = use_part_after_world(rank);
+        if (status != LS_OK) print_error("rank %d: %s\n", rank, ls_last_message());
+        _exit(status == LS_OK ? 0 : 1);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        int how = 0;
+        assert_int_equal(waitpid(pid[rank], &how, 0), pid[rank]);
+        assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    }
+    lsi_region_close(region);
 }
 
 /* ---- ranks that are missing ---- */
@@ -201,12 +142,15 @@ static void ranks_that_left_are_named_at_once(void **state) {
 /* Rank 1 posts and destroys its group; the others join only then. */
 static ls_status rank_1_leaves_in_flight(ls_group *group, void *context) {
     (void)context;
-    float value = 1;
+    enum { COUNT = 100000 }; /* in several pieces */
+    float *value = calloc(COUNT, sizeof *value);
     ls_work *work = NULL;
     if (ls_group_rank(group) != 1)
         while (!group->ranks[1].left) lsi_sleep_ms(1);
-    LSI_TRY(ls_all_reduce(group, &value, &value, 1, LS_DTYPE_F32, LS_OP_SUM, 1, &work));
-    return ls_group_rank(group) == 1 ? LS_OK : ls_work_wait(work, 60000);
+    ls_status status = ls_all_reduce(group, value, value, COUNT, LS_DTYPE_F32, LS_OP_SUM, 1, &work);
+    if (status == LS_OK && ls_group_rank(group) != 1) status = ls_work_wait(work, 60000);
+    free(value);
+    return status;
 }
 
 static void ranks_that_left_in_flight_are_named_at_once(void **state) {
@@ -214,7 +158,8 @@ static void ranks_that_left_in_flight_are_named_at_once(void **state) {
     rank_result results[3];
     run_rank_processes(3, rank_1_leaves_in_flight, NULL, results);
     assert_int_equal(results[1].status, LS_OK);
-    expect(results, 0, LS_ERR_PEER, "rank 1 did not finish (last call #1, all-reduce, count 1");
+    expect(results, 0, LS_ERR_PEER,
+           "rank 1 did not finish (last call #1, all-reduce, count 100000");
     expect(results, 2, LS_ERR_PEER, "it has left the group");
     expect_without(results, 0, "rank 0 did");
     expect_without(results, 0, "rank 2 did");
@@ -236,7 +181,7 @@ static void who_left_is_named_before_who_is_late(void **state) {
     (void)state;
     _Atomic int done = 0;
     assert_fails(run_ranks(RANKS_AS_THREADS, 3, rank_1_leaves_and_rank_2_is_late, &done),
-                 LS_ERR_PEER, "rank 1 did not finish (last call #1, all-reduce, count 1");
+                 LS_ERR_PEER, "rank 1 did not finish (last call #1, all-reduce, count 100000");
     assert_null(strstr(ls_last_message(), "rank 2 did"));
 }
 
@@ -258,8 +203,8 @@ static void a_deadline_without_a_culprit_is_no_error(void **state) {
     for (int r = 0; r < 3; r++) expect(results, r, LS_OK, "");
 }
 
-/* A rank killed or stopped without a launcher to notice: the deadline finds it. The stopped one is
- * released by rank 0 afterwards. */
+/* A rank killed or stopped without a launcher to notice: a death is seen at once, a stop at the
+ * deadline. The stopped one is released by rank 0 afterwards. */
 static ls_status rank_1_is_hit(ls_group *group, void *context) {
     const absence *a = context;
     float mine = (float)getpid(), all[3]; /* pids are below 2^22: exact */
@@ -271,7 +216,7 @@ static ls_status rank_1_is_hit(ls_group *group, void *context) {
 
 static void killed_and_stopped_ranks_are_named(void **state) {
     (void)state;
-    absence rows[] = {{"killed", SIGKILL, 300, LS_ERR_TIMEOUT, "rank 1 did not join"},
+    absence rows[] = {{"killed", SIGKILL, 60000, LS_ERR_PEER, "rank 1 (pid "},
                       {"stopped", SIGSTOP, 300, LS_ERR_TIMEOUT, "rank 1 did not join"}};
     for (int i = 0; i < 2; i++) {
         rank_result results[3];
@@ -281,44 +226,99 @@ static void killed_and_stopped_ranks_are_named(void **state) {
     }
 }
 
-/* Killed at any moment of a stream of collectives: the others always end, with rank 1 named. */
-static void await_all_joined(ls_group *group, uint64_t n_calls) {
-    for (int r = 0; r < ls_group_world_size(group); r++)
-        while (group->ranks[r].arrived < n_calls) lsi_sleep_ms(1);
-}
-
-static ls_status stream_until_killed(ls_group *group, void *context) {
-    int victim_call = *(int *)context;
-    enum { COUNT = 300000 };
-    float *buffer = calloc(COUNT, sizeof *buffer);
-    ls_status status = LS_OK;
-    for (int i = 0; status == LS_OK; i++) {
-        ls_work *work = NULL;
-        status = ls_all_reduce(group, buffer, buffer, COUNT, LS_DTYPE_F32, LS_OP_SUM, 1, &work);
-        if (ls_group_rank(group) == 1 && i == victim_call) raise(SIGKILL);
-        /* A short deadline only where it counts: until then a slow machine is no failure. */
-        if (i == victim_call) await_all_joined(group, (uint64_t)i + 1);
-        if (status == LS_OK) status = ls_work_wait(work, i == victim_call ? 1000 : -1);
+/* The same for those who only test: also a message that will never come. */
+static ls_status others_only_test(ls_group *group, void *context) {
+    const absence *a = context;
+    ls_work *work[2];
+    int done = 0;
+    float value = 1;
+    LSI_TRY(ls_barrier(group, NULL));
+    if (ls_group_rank(group) == 1) {
+        if (a->signal > 0) raise(a->signal);
+        return LS_OK;
     }
-    free(buffer);
-    return status;
+    LSI_TRY(ls_barrier(group, &work[0]));
+    LSI_TRY(ls_recv(group, &value, 1, LS_DTYPE_F32, 1, &work[1]));
+    for (;;) LSI_TRY(ls_work_test(work[ls_group_rank(group) / 2], &done));
 }
 
-static void a_kill_in_the_middle_ends_all_ranks(void **state) {
+static void dead_and_gone_ranks_are_named_to_those_who_only_test(void **state) {
     (void)state;
-    for (int victim_call = 0; victim_call < 4; victim_call++) {
-        rank_result results[4];
-        run_rank_processes(4, stream_until_killed, &victim_call, results);
-        assert_int_equal(results[1].status, -SIGKILL);
-        for (int r = 0; r < 4; r++)
-            if (r != 1) {
-                expect(results, r, LS_ERR_TIMEOUT, "rank 1 did not");
-                /* The others could not finish either, but only because of rank 1. */
-                expect_without(results, r, "rank 0 did");
-                expect_without(results, r, "rank 2 did");
-                expect_without(results, r, "rank 3 did");
-            }
+    absence rows[] = {{"killed", SIGKILL, 0, LS_ERR_PEER, "rank 1 (pid "},
+                      {"gone", -1, 0, LS_ERR_PEER, "it has left the group"}};
+    for (int i = 0; i < 2; i++) {
+        rank_result results[3];
+        run_rank_processes(3, others_only_test, &rows[i], results);
+        expect(results, 0, rows[i].expected, rows[i].text);
+        expect(results, 2, rows[i].expected, rows[i].text);
     }
+}
+
+/* Who waits for whom: rank 0 for rank 2, that one for rank 1. */
+static ls_status chain_of_messages(ls_group *group, void *context) {
+    (void)context;
+    float value = 1;
+    int rank = ls_group_rank(group);
+    LSI_TRY(ls_barrier(group, NULL));
+    if (rank == 1) {
+        while (ls_group_status(group) == LS_OK) lsi_sleep_ms(1);
+        return ls_group_status(group);
+    }
+    ls_group_set_timeout(group, rank == 0 ? 100 : 60000);
+    return ls_recv(group, &value, 1, LS_DTYPE_F32, rank == 0 ? 2 : 1, NULL);
+}
+
+static void the_end_of_a_chain_is_named(void **state) {
+    (void)state;
+    rank_result results[3];
+    run_rank_processes(3, chain_of_messages, NULL, results);
+    for (int r = 0; r < 3; r++) {
+        expect(results, r, LS_ERR_TIMEOUT, "rank 2, who is to send it, waits itself");
+        expect(results, r, LS_ERR_TIMEOUT, "for rank 1, which stands still (last call #1, barrier");
+    }
+}
+
+/* A message that is there counts, even when its sender has gone since. */
+static ls_status send_and_go(ls_group *group, void *context) {
+    int64_t count = *(int64_t *)context;
+    static float buffer[4000];
+    int rank = ls_group_rank(group);
+    for (int64_t i = 0; rank == 1 && i < count; i++) buffer[i] = (float)i;
+    if (rank == 1) return ls_send(group, buffer, count, LS_DTYPE_F32, 0, NULL);
+    LSI_TRY(ls_recv(group, buffer, count, LS_DTYPE_F32, 1, NULL));
+    for (int64_t i = 0; i < count; i++)
+        RANK_CHECK(buffer[i] == (float)i, "element %lld is %g", (long long)i, (double)buffer[i]);
+    return LS_OK;
+}
+
+static void messages_of_ranks_that_left_arrive(void **state) {
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        int64_t count = i % 2 ? 4000 : 1;
+        assert_ok(run_ranks(RANKS_AS_PROCESSES, 2, send_and_go, &count));
+        assert_ok(run_ranks(RANKS_AS_THREADS, 2, send_and_go, &count));
+    }
+}
+
+/* Ends normally while the others go on with each other, for longer than deaths take to be seen. */
+static ls_status rank_1_ends_early(ls_group *group, void *context) {
+    (void)context;
+    ls_group *part = NULL;
+    int rank = ls_group_rank(group);
+    float one = 1, sum = 0;
+    LSI_TRY(ls_group_split(group, rank == 1, rank, &part));
+    for (int i = 0; i < 20 && rank != 1; i++) {
+        if (rank == 2) lsi_sleep_ms(10);
+        LSI_TRY(ls_all_reduce(part, &one, &sum, 1, LS_DTYPE_F32, LS_OP_SUM, 1, NULL));
+    }
+    ls_group_destroy(part);
+    return LS_OK;
+}
+
+static void who_ends_normally_is_not_called_dead(void **state) {
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        assert_ok(run_ranks(RANKS_AS_PROCESSES, 3, rank_1_ends_early, NULL));
 }
 
 /* ---- ranks that are stopped and go on ---- */
@@ -466,15 +466,18 @@ static void first_error_wins_on_all_ranks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(different_calls_are_an_error_on_all_ranks),
-        cmocka_unit_test(different_orders_are_an_error),
+        cmocka_unit_test(an_error_of_a_part_names_it_and_leaves_the_others_usable),
+        cmocka_unit_test(parts_outlive_the_world),
         cmocka_unit_test(late_ranks_are_named_at_the_deadline),
         cmocka_unit_test(ranks_that_left_are_named_at_once),
         cmocka_unit_test(ranks_that_left_in_flight_are_named_at_once),
         cmocka_unit_test(who_left_is_named_before_who_is_late),
         cmocka_unit_test(a_deadline_without_a_culprit_is_no_error),
         cmocka_unit_test(killed_and_stopped_ranks_are_named),
-        cmocka_unit_test(a_kill_in_the_middle_ends_all_ranks),
+        cmocka_unit_test(dead_and_gone_ranks_are_named_to_those_who_only_test),
+        cmocka_unit_test(the_end_of_a_chain_is_named),
+        cmocka_unit_test(messages_of_ranks_that_left_arrive),
+        cmocka_unit_test(who_ends_normally_is_not_called_dead),
         cmocka_unit_test(ranks_stopped_anywhere_only_cost_time),
         cmocka_unit_test(abort_reaches_every_wait_and_sticks),
         cmocka_unit_test(abort_reaches_works_that_are_done),

@@ -4,7 +4,14 @@
 #include <string.h>
 
 #include "comm/order.h"
-#include "comm/sum.h"
+#include "comm/reduce.h"
+
+static void sum(const lsi_order *order, const float *const *input, float *const *output,
+                int64_t count, double scale) {
+    lsi_reduction reduction = {
+        .order = order, .dtype = LS_DTYPE_F32, .op = LS_OP_SUM, .scale = scale};
+    lsi_reduce(&reduction, (const void *const *)input, (void *const *)output, 1, count);
+}
 
 static void split_is_largest_power_of_two_below(void **state) {
     (void)state;
@@ -36,7 +43,7 @@ static void default_order_sums_like_recursion(void **state) {
         }
         lsi_order order;
         lsi_order_default(&order, n);
-        lsi_sum_f32(&order, input, &output, 1, 1, 0.25);
+        sum(&order, input, &output, 1, 0.25);
         assert_true(result == range_sum(values, n) * 0.25f);
     }
 }
@@ -62,7 +69,7 @@ static void weighted_order_is_top_of_larger_tree(void **state) {
         }
         lsi_order order;
         assert_ok(lsi_order_from_weights(&order, rows[i].n_ranks, rows[i].weight));
-        lsi_sum_f32(&order, input, &output, 1, 1, 1.0);
+        sum(&order, input, &output, 1, 1.0);
         assert_true(result == range_sum(leaf, n));
     }
 }
@@ -113,12 +120,12 @@ static void sums_do_not_depend_on_ranges(void **state) {
     lsi_order_default(&order, RANKS);
     float *output = whole;
     for (int r = 0; r < RANKS; r++) input[r] = values[r];
-    lsi_sum_f32(&order, input, &output, 1, COUNT, 1.0 / 3);
+    sum(&order, input, &output, COUNT, 1.0 / 3);
     for (int begin = 0, step = 1; begin < COUNT; begin += step, step = step * 3 % 1000 + 1) {
         int count = begin + step > COUNT ? COUNT - begin : step;
         for (int r = 0; r < RANKS; r++) input[r] = values[r] + begin;
         output = parts + begin;
-        lsi_sum_f32(&order, input, &output, 1, count, 1.0 / 3);
+        sum(&order, input, &output, count, 1.0 / 3);
     }
     assert_memory_equal(whole, parts, sizeof whole);
 }

@@ -10,7 +10,7 @@
 
 const int rank_counts[] = {1, 2, 3, 4, 5, 7, 8, 0};
 
-static const size_t HEAP_BYTES = (size_t)1 << 30;
+size_t rank_heap_bytes = RANK_HEAP_BYTES;
 
 static ls_status run_body(lsi_region *region, int rank, rank_body body, void *context,
                           char message[LSI_MESSAGE_BYTES]) {
@@ -89,7 +89,7 @@ static void run_processes(lsi_region *region, int n_ranks, rank_body body, void 
 static void run_mode(rank_mode mode, int n_ranks, rank_body body, void *context,
                      rank_result *results) {
     lsi_region *region = NULL;
-    ls_status status = lsi_region_create(n_ranks, HEAP_BYTES, &region);
+    ls_status status = lsi_region_create(n_ranks, rank_heap_bytes, &region);
     if (status != LS_OK) {
         results[0].status = status;
         snprintf(results[0].message, LSI_MESSAGE_BYTES, "%s", ls_last_message());

@@ -24,6 +24,10 @@ typedef struct rank_result {
 } rank_result;
 void run_rank_processes(int n_ranks, rank_body body, void *context, rank_result *results);
 
+/* Of the region that the next run makes; addresses, not memory. */
+#define RANK_HEAP_BYTES ((size_t)1 << 30)
+extern size_t rank_heap_bytes;
+
 extern const int rank_counts[]; /* 1 2 3 4 5 7 8, 0 ends */
 
 /* In a body: fails with place and text unless the condition holds. */

@@ -2,9 +2,16 @@
  * step, and the ranks' sums, joined in the deal's order, have the bits of the whole tree. */
 #include "harness/harness.h"
 
-#include "comm/sum.h"
+#include "comm/reduce.h"
 #include "parallel/deal.h"
 #include "tree.h"
+
+static void sum(const lsi_order *order, const float *const *input, float *const *output,
+                int64_t count, double scale) {
+    lsi_reduction reduction = {
+        .order = order, .dtype = LS_DTYPE_F32, .op = LS_OP_SUM, .scale = scale};
+    lsi_reduce(&reduction, (const void *const *)input, (void *const *)output, 1, count);
+}
 
 enum { MAX_MICRO = 40, MAX_RANKS = 8, N_ELEMS = 5 };
 
@@ -33,7 +40,7 @@ static float dealt_sum(const lsi_deal *deal, const float *leaves, bool reproduci
             reproducible ? tree_sum(share, deal->count[r]) : linear_sum(share, deal->count[r]);
         input[r] = &partial[r];
     }
-    lsi_sum_f32(&deal->order, input, &output, 1, 1, 1.0);
+    sum(&deal->order, input, &output, 1, 1.0);
     return result;
 }
 

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "comm/transport/control.h"
 
-enum { ALIGN_BYTES = 4096, LOCK_WAIT_MS = 10000 };
+enum { ALIGN_BYTES = 4096, HUGE_BYTES = 2 << 20, LOCK_WAIT_MS = 10000 };
 
 static ls_status lock_heap(lsi_region *region) {
     int64_t deadline_ns = lsi_deadline_ns(LOCK_WAIT_MS);
@@ -36,12 +36,15 @@ static void unlock_heap(lsi_region *region) {
 
 /* Index of the first block behind a gap of at least `bytes`; *offset is the start of the gap. */
 static int find_gap(const lsi_control *control, uint64_t bytes, uint64_t *offset) {
-    *offset = 0;
-    for (int i = 0; i < control->n_blocks; i++) {
-        if (control->blocks[i].offset - *offset >= bytes) return i;
-        *offset = control->blocks[i].offset + control->blocks[i].bytes;
+    /* Large blocks begin at a border of huge pages. */
+    uint64_t align = bytes >= HUGE_BYTES ? HUGE_BYTES : ALIGN_BYTES, end = 0;
+    for (int i = 0; i <= control->n_blocks; i++) {
+        *offset = (end + align - 1) / align * align;
+        uint64_t limit = i < control->n_blocks ? control->blocks[i].offset : control->heap_bytes;
+        if (limit >= *offset && limit - *offset >= bytes) return i;
+        if (i < control->n_blocks) end = limit + control->blocks[i].bytes;
     }
-    return control->heap_bytes - *offset >= bytes ? control->n_blocks : -1;
+    return -1;
 }
 
 static ls_status take_block(lsi_control *control, uint64_t bytes, uint64_t *offset) {
@@ -97,7 +100,7 @@ uint64_t lsi_heap_block_bytes(lsi_region *region, const void *ptr) {
     return bytes;
 }
 
-static void clear_pages(lsi_region *region, void *ptr, uint64_t bytes) {
+void lsi_heap_clear(lsi_region *region, void *ptr, uint64_t bytes) {
     off_t offset = (off_t)((unsigned char *)ptr - region->base);
     int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     if (fallocate(region->fd, flags, offset, (off_t)bytes) != 0) memset(ptr, 0, bytes);
@@ -106,7 +109,7 @@ static void clear_pages(lsi_region *region, void *ptr, uint64_t bytes) {
 void lsi_heap_free(lsi_region *region, void *ptr) {
     uint64_t bytes = lsi_heap_block_bytes(region, ptr);
     if (bytes == 0) return;
-    clear_pages(region, ptr, bytes);
+    lsi_heap_clear(region, ptr, bytes);
     if (lock_heap(region) != LS_OK) return;
     lsi_control *control = region->control;
     lsi_heap_block *block = find_block(region, ptr);
