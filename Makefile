@@ -10,13 +10,14 @@ configure = cmake -S . -B build --log-level=WARNING $(if $(CI),-DLS_WERROR=ON)
 # CMake's own make must not take its orders (-j, -n) from this one.
 compile = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL cmake --build build --parallel $(JOBS)
 
-.PHONY: help build demo test bench install clean
+.PHONY: help build demo test bench bench-peers install clean
 
 help:
 	@echo 'make build     build build/lockstep and the library (build/lib/)'
 	@echo 'make demo      train a small GPT on the King James Bible with two workers: a few minutes'
 	@echo 'make test      build and run all tests'
 	@echo 'make bench     time all-reduce and training on this machine: a few minutes'
+	@echo 'make bench-peers   time collectives against Open MPI, MPICH and Gloo, if installed'
 	@echo 'make install   into PREFIX ($(PREFIX)), below DESTDIR if set'
 	@echo 'make clean     remove build/'
 	@echo
@@ -41,8 +42,13 @@ test:
 
 bench:
 	@$(MAKE) --no-print-directory build
-	@$(compile) --target bench_allreduce
 	@bench/run.sh
+
+# Takes the libraries that are there; `tools/setup.sh bench` installs all of them.
+bench-peers:
+	@$(MAKE) --no-print-directory build
+	@$(compile) --target bench_peers
+	@bench/peers/run.sh
 
 # Does not build again what is there: `sudo make install` must leave no files of root in build/.
 install:

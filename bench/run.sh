@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Figures of this machine: all-reduce by size, then training by workers. Run by `make bench`.
+# Figures of this machine: all-reduce by size, then training by workers. Run by `make bench`; WORKERS
+# (2) is the number of ranks that all-reduce.
 #
 # Training is measured in rounds: each configuration once per round, then the medians of the rounds,
 # so that a noisy machine disturbs all configurations alike.
@@ -10,7 +11,11 @@ folder=build/bench
 rounds=${ROUNDS:-3}
 mkdir -p "$folder"
 
-"$program" run --workers 2 -- "$folder/allreduce"
+workers=${WORKERS:-2}
+for buffers in shared plain; do
+    "$program" bench allreduce --workers "$workers" --buffers "$buffers" -b 8 -e 256M -f 8 -n 20
+    echo
+done
 
 # Words drawn from a small list: training speed does not depend on what the text says.
 text=$folder/text.txt

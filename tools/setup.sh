@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test and demonstrate Lockstep, on Debian and Ubuntu.
 #
-#     tools/setup.sh [--check] [build] [test] [demo]     (no set named: all of them)
+#     tools/setup.sh [--check] [build] [test] [demo] [bench]     (no set named: test and demo)
+#
+# Every set takes in build. bench is what `make bench-peers` compares Lockstep with.
 #
 # Each need below is a row: set, what it is, a probe that finds it, and Debian packages that bring
 # it (the first one that this machine's archive has is taken). Probes look for the thing itself, not
@@ -22,7 +24,14 @@ build | libsodium              | has_header sodium.h                     | libso
 build | oneDNN or OpenBLAS     | has_matrix_products                     | libdnnl-dev libonednn-dev libopenblas-dev
 test  | C++ compiler           | has_command c++                         | g++
 test  | cmocka                 | has_header cmocka.h                     | libcmocka-dev
+test  | spin                   | has_command spin                        | spin
 demo  | King James Bible       | has_command bible                       | bible-kjv
+bench | C++ compiler           | has_command c++                         | g++
+bench | Open MPI               | has_command mpicc.openmpi               | libopenmpi-dev
+bench | Open MPI's launcher    | has_command mpirun.openmpi              | openmpi-bin
+bench | MPICH                  | has_command mpicc.mpich                 | libmpich-dev
+bench | MPICH's launcher       | has_command mpiexec.mpich               | mpich
+bench | Gloo                   | finds_header gloo/config.h              | libgloo-dev
 ROWS
 }
 readonly CMAKE_LEAST=3.25
@@ -37,6 +46,15 @@ has_header() {
     else
         compgen -G "/usr/include/$1" >/dev/null ||
             compgen -G "/usr/include/*-linux-gnu/$1" >/dev/null
+    fi
+}
+
+# The same for headers of C++: looked up, not compiled.
+finds_header() {
+    if has_command cc; then
+        printf '#include <%s>\n' "$1" | cc -E -x c - >/dev/null 2>&1
+    else
+        has_header "$1"
     fi
 }
 
@@ -116,9 +134,9 @@ wanted=""
 for word in "$@"; do
     case $word in
     --check) check_only=yes ;;
-    build | test | demo) wanted+=" $word" ;;
+    build | test | demo | bench) wanted+=" $word" ;;
     *)
-        echo "usage: tools/setup.sh [--check] [build] [test] [demo]" >&2
+        echo "usage: tools/setup.sh [--check] [build] [test] [demo] [bench]" >&2
         exit 2
         ;;
     esac

@@ -35,7 +35,8 @@ static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
 
 static exit_code train(const lsi_train_config *config) {
     lsi_run_plan plan;
-    ls_status status = lsi_plan_run(config, &plan);
+    ls_status status = set_group_options(config->algo, config->progress);
+    if (status == LS_OK) status = lsi_plan_run(config, &plan);
     if (status == LS_OK) status = lsi_train_prepare_folder(config, stdout);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
     print_header(config, &plan);
@@ -43,7 +44,10 @@ static exit_code train(const lsi_train_config *config) {
                          .plan = &plan,
                          .out = stdout,
                          .strategy = config->workers == 1 ? "single" : "ddp"};
-    lsi_launch_opts opts = {.n_workers = (int)config->workers};
+    bool fits = config->workers * plan.n_threads <= lsi_cpu_count();
+    lsi_launch_opts opts = {.n_workers = (int)config->workers,
+                            .bind = config->bind && fits,
+                            .recorder_path = config->recorder};
     status = lsi_launch(&opts, lsi_train_worker, &job);
     return status == LS_OK ? EXIT_DONE : report_failure(status, EXIT_FAILED);
 }

@@ -22,10 +22,14 @@ extern const command commands[]; /* name = NULL ends */
 exit_code run_train(int argc, char **argv);
 exit_code run_generate(int argc, char **argv);
 exit_code run_program(int argc, char **argv);
+exit_code run_bench(int argc, char **argv);
+exit_code run_inspect(int argc, char **argv);
 exit_code run_version(int argc, char **argv);
 exit_code run_help(int argc, char **argv);
 
 extern const lsi_opt run_program_options[];
+extern const lsi_opt bench_options[];
+extern const lsi_opt inspect_options[];
 
 /* Prints "lockstep: what went wrong" from this thread's message, with the status's advice on a
  * second line, and returns code. */
@@ -34,6 +38,9 @@ exit_code report_failure(ls_status status, exit_code code);
 exit_code refuse_command(const char *word);
 /* Says that the command takes no such word. */
 exit_code refuse_words(const char *name, const char *word);
+/* Hands --algo and --progress on to the groups of workers, after a look at --algo. NULL and "auto"
+ * leave the choice to them. */
+LS_CHECKED ls_status set_group_options(const char *algo, const char *progress);
 /* For commands that are about what they print: code, or 1 with a message if that could not be
  * written (a closed pipe, a full disk). */
 exit_code finish_output(exit_code code);

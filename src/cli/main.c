@@ -2,10 +2,12 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "comm/choose.h"
 #include "train/train.h"
 
 const command commands[] = {
@@ -15,6 +17,9 @@ const command commands[] = {
      lsi_generate_options, run_generate},
     {"run", "--workers N -- PROGRAM [arguments]", "Start a program of your own as workers",
      run_program_options, run_program},
+    {"bench", "COLLECTIVE [options]", "Time collectives on this machine", bench_options, run_bench},
+    {"inspect", "--recorder FILE|PID [options]", "Show the last calls of all ranks of a run",
+     inspect_options, run_inspect},
     {"version", "", "Print version, processor and libraries", NULL, run_version},
     {"help", "[command | --markdown]", "Print help", NULL, run_help},
     {0},
@@ -39,6 +44,14 @@ exit_code refuse_words(const char *name, const char *word) {
     fprintf(stderr, "lockstep: %s: unexpected word '%s'; see `lockstep help %s`\n", name, word,
             name);
     return EXIT_WRONG_USAGE;
+}
+
+ls_status set_group_options(const char *algo, const char *progress) {
+    lsi_rules rules;
+    LSI_TRY(lsi_rules_parse(algo, &rules));
+    if (algo) setenv("LOCKSTEP_ALGO", algo, 1);
+    if (progress) setenv("LOCKSTEP_PROGRESS", progress, 1);
+    return LS_OK;
 }
 
 exit_code finish_output(exit_code code) {
