@@ -42,6 +42,7 @@ test:
 
 bench:
 	@$(MAKE) --no-print-directory build
+	@$(compile) --target bench_lines
 	@bench/run.sh
 
 # Takes the libraries that are there; `tools/setup.sh bench` installs all of them.

@@ -9,11 +9,6 @@
 
 #include "harness/cases.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
 enum { ARENA_BYTES = 24 << 20, MOST_HASHES = 4096 };
 
 static const ls_dtype float_types[] = {LS_DTYPE_F32, LS_DTYPE_BF16, LS_DTYPE_F16, LS_DTYPE_F64};

@@ -21,12 +21,6 @@
 #include "base/clock.h"
 #include "harness/cases.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#else
-#define SANITIZED 0
-#endif
-
 enum { ARENA_BYTES = 24 << 20, LARGEST = 65537 };
 
 /* ---- F32 sums: the full product ---- */

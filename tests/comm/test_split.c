@@ -104,7 +104,8 @@ static ls_status every_splitting(ls_group *group, void *context) {
 static void run_everywhere(rank_body body) {
     for (int mode = 0; mode < N_RANK_MODES; mode++)
         for (const int *n = rank_counts; *n; n++)
-            assert_ok(run_ranks((rank_mode)mode, *n, body, NULL));
+            if (!SANITIZED || *n <= (mode == RANKS_AS_THREADS ? 4 : 2))
+                assert_ok(run_ranks((rank_mode)mode, *n, body, NULL));
 }
 
 static void members_are_by_color_key_and_rank(void **state) {
@@ -272,13 +273,13 @@ static ls_status destroy_in_any_order(ls_group *group, void *context) {
             parent = nest[i];
         }
         LSI_TRY(works_well(nest[round % N_NESTED], (uint32_t)round));
-        bool waits[N_NESTED] = {false};
+        bool is_gone[N_NESTED] = {false};
         for (int i = 0; i < N_NESTED; i++) {
             int which = (i * (round % 2 ? 1 : N_NESTED - 1) + group->rank + round) % N_NESTED;
-            waits[which] = true;
+            is_gone[which] = true;
             ls_group_destroy(nest[which]);
         }
-        for (int i = 0; i < N_NESTED; i++) RANK_CHECK(waits[i], "group %d was forgotten", i);
+        for (int i = 0; i < N_NESTED; i++) RANK_CHECK(is_gone[i], "group %d was forgotten", i);
     }
     return works_well(group, 6);
 }

@@ -15,11 +15,6 @@
 #include "base/rng.h"
 #include "harness/cases.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
 enum { ARENA_BYTES = 64 << 20 };
 
 /* ---- random numbers ---- */

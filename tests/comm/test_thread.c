@@ -12,11 +12,6 @@
 #include "comm/transport/control.h"
 #include "harness/cases.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
 enum { ARENA_BYTES = 16 << 20, PATIENCE_MS = 60000 };
 
 static const char *progress_before;

@@ -14,6 +14,13 @@
 
 #include "harness/ranks.h"
 
+/* Sanitizers look at every access several times: tests go through fewer cases then. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 typedef enum case_buffers { CASE_SHARED, CASE_PRIVATE, CASE_MIXED, N_CASE_BUFFERS } case_buffers;
 
 typedef struct call_case {

@@ -278,7 +278,9 @@ inline staged_part() {
 
 /* A peer that is so far ahead that it may be asleep for want of a line or slot. */
 inline ring_who_is_ahead() {
-#ifndef WRONG_NOBODY_RINGS_WHO_IS_AHEAD
+#ifdef WRONG_NOBODY_RINGS_WHO_IS_AHEAD
+    skip
+#else
     do
     :: atomic { q < N && (q == me || !asleep[q]) -> q++ }
     :: q < N && q != me && asleep[q] ->

@@ -148,6 +148,7 @@ typedef struct lsi_control {
     /* Under the heap lock. A table is enough: allocations are few and large. */
     LSI_LINE _Atomic uint32_t heap_lock;
     int32_t n_blocks;
+    uint32_t n_large_made; /* [Note: phases] in heap.c */
     lsi_heap_block blocks[LSI_HEAP_BLOCKS];
     lsi_group_row groups[LSI_MAX_GROUPS];
     _Atomic int32_t n_groups_made;

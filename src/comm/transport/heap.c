@@ -34,12 +34,16 @@ static void unlock_heap(lsi_region *region) {
     atomic_store(&region->control->heap_lock, 0);
 }
 
+/* Where blocks may begin: `phase` behind a multiple of `align`. */
+typedef struct placement {
+    uint64_t align, phase;
+} placement;
+
 /* Index of the first block behind a gap of at least `bytes`; *offset is the start of the gap. */
-static int find_gap(const lsi_control *control, uint64_t bytes, uint64_t *offset) {
-    /* Large blocks begin at a border of huge pages. */
-    uint64_t align = bytes >= HUGE_BYTES ? HUGE_BYTES : ALIGN_BYTES, end = 0;
+static int find_gap(const lsi_control *control, uint64_t bytes, placement place, uint64_t *offset) {
+    uint64_t end = 0;
     for (int i = 0; i <= control->n_blocks; i++) {
-        *offset = (end + align - 1) / align * align;
+        *offset = (end + place.align - 1) / place.align * place.align + place.phase;
         uint64_t limit = i < control->n_blocks ? control->blocks[i].offset : control->heap_bytes;
         if (limit >= *offset && limit - *offset >= bytes) return i;
         if (i < control->n_blocks) end = limit + control->blocks[i].bytes;
@@ -47,11 +51,28 @@ static int find_gap(const lsi_control *control, uint64_t bytes, uint64_t *offset
     return -1;
 }
 
+/* [Note: phases] Buffers of the ranks of one call are mostly of one size and made at one time. If
+ * large ones all began at the same place within their huge pages, the lines that one reduction
+ * touches at a time would compete for the same few places in the caches; a multiple of 256 MiB apart
+ * they are slow on some processors for another reason (reduce.c, lies_badly). So each begins a bit
+ * further than the last, where the heap is so large that the gaps do not matter. */
+static int find_place(lsi_control *control, uint64_t bytes, uint64_t *offset) {
+    enum { N_PHASES = 8, PHASE_BYTES = 17 * ALIGN_BYTES };
+    placement small = {ALIGN_BYTES, 0};
+    placement large = {HUGE_BYTES, (uint64_t)(control->n_large_made % N_PHASES) * PHASE_BYTES};
+    int at = -1;
+    if (bytes >= HUGE_BYTES && bytes <= control->heap_bytes / 16) {
+        at = find_gap(control, bytes, large, offset);
+        if (at >= 0) control->n_large_made++;
+    }
+    return at >= 0 ? at : find_gap(control, bytes, small, offset);
+}
+
 static ls_status take_block(lsi_control *control, uint64_t bytes, uint64_t *offset) {
     if (control->n_blocks == LSI_HEAP_BLOCKS)
         return lsi_fail(LS_ERR_MEMORY, "shared heap: %d blocks are in use, no more are possible",
                         LSI_HEAP_BLOCKS);
-    int at = find_gap(control, bytes, offset);
+    int at = find_place(control, bytes, offset);
     if (at < 0) {
         uint64_t used = 0;
         for (int i = 0; i < control->n_blocks; i++) used += control->blocks[i].bytes;
