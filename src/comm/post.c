@@ -164,7 +164,7 @@ static ls_status take_place(ls_group *group, ls_work **place) {
                             "for call #%llu first",
                             group->rank, LSI_CALLS, (unsigned long long)work->index + 1);
     }
-    lsi_free(work->displs);
+    if (work->displs) lsi_free(work->displs);
     work->displs = NULL;
     *place = work;
     return LS_OK;

@@ -360,7 +360,6 @@ static bool look_shortly(ls_work *work, bool (*is_there)(ls_work *)) {
 static ls_status go_the_short_way(ls_work *work, bool *done) {
     ls_group *group = work->group;
     bool finished = false;
-    LSI_TRY(lsi_group_error(group));
     if (!can_publish(group, work)) return LS_OK;
     publish(work);
     if (!look_shortly(work, all_published)) return LS_OK;

@@ -42,7 +42,7 @@ typedef enum counter { STAGED, COMBINED, CONSUMED } counter;
 
 /* Bytes of a block that one piece uses: blocks that stay in the second-level cache together are
  * faster than large ones. */
-enum { PIECE_BYTES = 128 << 10 };
+enum { PIECE_BYTES = 256 << 10 };
 _Static_assert((int)PIECE_BYTES <= (int)LSI_BLOCK_BYTES, "a piece fits into a block");
 
 static _Atomic uint64_t *counter_of(lsi_rank_control *rank, counter which) {
