@@ -154,15 +154,15 @@ static const struct {
     {"barrier", barrier_returns},
 };
 
-/* 32768 floats are a piece of a staged call with one part: counts are below, at and above one,
- * above two and above eight of them. As threads the small ones do. Sanitizers, which look at every
+/* 65536 floats are a piece of a staged call with one part: counts are below, at and above one,
+ * and above two and four of them. As threads the small ones do. Sanitizers, which look at every
  * element several times, get one count of each kind (none, less than a line, more than a line, one
  * piece, several), and several only with up to three ranks. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 static const int64_t counts[] = {0, 1, 17, 1000, 131073};
 enum { N_SMALL_COUNTS = 4, MOST_ELEMS = 3 * 131073, ORDER_COUNT = 20011, WORK_COUNT = 500 };
 #else
-static const int64_t counts[] = {0, 1, 2, 15, 16, 17, 1000, 32767, 32768, 65537, 262147};
+static const int64_t counts[] = {0, 1, 2, 15, 16, 17, 1000, 65535, 65536, 131073, 262147};
 enum { N_SMALL_COUNTS = 8, MOST_ELEMS = INT32_MAX, ORDER_COUNT = 200003, WORK_COUNT = 5000 };
 #endif
 static const size_t n_counts[N_RANK_MODES] = {

@@ -37,7 +37,7 @@ static ls_status every_root(case_arena *arena, call_case c) {
         if (case_has_root(&c) && (is_thin(c.count) ? root != n - 1 : !some)) continue;
         c.root = root;
         c.seed += 11;
-        c.buffers = (case_buffers)(c.seed / 11 % N_CASE_BUFFERS);
+        c.buffers = (case_buffers)(c.seed % N_CASE_BUFFERS);
         if (!case_possible(arena->group, &c)) c.buffers = CASE_SHARED;
         if (case_possible(arena->group, &c)) LSI_TRY(case_run(arena, &c));
     }
