@@ -59,17 +59,16 @@ static int affinity_count(void) {
 int lsi_cpu_bind(int part, int n_parts) {
     mask m = get_affinity();
     if (!m.set) return 0;
-    int count = CPU_COUNT_S(m.bytes, m.set), bound = 0;
+    int count = CPU_COUNT_S(m.bytes, m.set);
     int first = (int)((int64_t)count * part / n_parts);
     int end = (int)((int64_t)count * (part + 1) / n_parts);
-    if (count >= n_parts) {
-        for (int cpu = 0, seen = 0; cpu < m.n_cpus; cpu++) {
-            if (!CPU_ISSET_S((size_t)cpu, m.bytes, m.set)) continue;
-            if (seen < first || seen >= end) CPU_CLR_S((size_t)cpu, m.bytes, m.set);
-            seen++;
-        }
-        bound = sched_setaffinity(0, m.bytes, m.set) == 0;
+    if (end <= first) end = first + 1;
+    for (int cpu = 0, seen = 0; cpu < m.n_cpus; cpu++) {
+        if (!CPU_ISSET_S((size_t)cpu, m.bytes, m.set)) continue;
+        if (seen < first || seen >= end) CPU_CLR_S((size_t)cpu, m.bytes, m.set);
+        seen++;
     }
+    int bound = sched_setaffinity(0, m.bytes, m.set) == 0;
     CPU_FREE(m.set);
     return bound;
 }

@@ -8,8 +8,8 @@ int lsi_cpu_count(void);
  * form of /proc/self/cgroup), mounted at cgroup_root, pay for; INT_MAX if they set no limit. */
 int lsi_cpu_quota(const char *cgroup_list, const char *cgroup_root);
 /* Binds this process and the threads it will start to part `part` of n_parts equal parts of its
- * affinity mask, in the order of processor numbers. Does nothing, and says 0, where there are fewer
- * processors than parts or the system refuses; 1 when bound. */
+ * affinity mask, in the order of processor numbers; where there are fewer processors than parts,
+ * neighbours share one. Says 1, or 0 where the system refuses and nothing was done. */
 int lsi_cpu_bind(int part, int n_parts);
 /* "AMD EPYC …": model name of the processor, "unknown" where the system does not say. */
 const char *lsi_cpu_name(void);

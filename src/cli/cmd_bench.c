@@ -50,7 +50,7 @@ const lsi_opt bench_options[] = {
     ROW("workers", 0, LSI_OPT_INT, workers, "processes", "2", 1, LSI_MAX_RANKS, NULL, HOW,
         "Ranks, one process each."),
     ROW("bind", 0, LSI_OPT_BOOL, bind, NULL, "true", 0, 0, NULL, HOW,
-        "Binds each rank to its share of the processors, where there is one for each."),
+        "Binds each rank to its share of the processors."),
     ROW("iters", 'n', LSI_OPT_INT, iters, "iterations", "20", 1, 1000000, NULL, HOW,
         "Timed iterations per size."),
     ROW("warmup-iters", 'w', LSI_OPT_INT, warmup_iters, "iterations", "5", 0, 1000000, NULL, HOW,

@@ -24,7 +24,7 @@ const lsi_opt run_program_options[] = {
     {"workers", 0, LSI_OPT_INT, offsetof(run_config, workers), "processes", "2", 1, LSI_MAX_RANKS,
      NULL, "Work", "Processes to start."},
     {"bind", 0, LSI_OPT_BOOL, offsetof(run_config, bind), NULL, "true", 0, 0, NULL, "Work",
-     "Binds each process to its share of the processors, where there is one for each."},
+     "Binds each process to its share of the processors."},
     {"algo", 0, LSI_OPT_TEXT, offsetof(run_config, algo), "TEXT", NULL, 0, 0, NULL, "Communication",
      "Algorithms of collectives: ring, allreduce=ring, allreduce:64K-1M=ring "
      "(docs/collectives.md)."},

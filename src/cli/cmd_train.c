@@ -44,7 +44,7 @@ static exit_code train(const lsi_train_config *config) {
                          .plan = &plan,
                          .out = stdout,
                          .strategy = config->workers == 1 ? "single" : "ddp"};
-    bool fits = config->workers * plan.n_threads <= lsi_cpu_count();
+    bool fits = plan.n_threads == 1 || config->workers * plan.n_threads <= lsi_cpu_count();
     lsi_launch_opts opts = {.n_workers = (int)config->workers,
                             .bind = config->bind && fits,
                             .recorder_path = config->recorder};

@@ -51,6 +51,7 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     group->fenced = region->control->fenced != 0;
     group->errors = control == region->world ? &region->world->errors : &control->errors;
     group->costs = lsi_costs_default;
+    group->at_once_index = UINT64_MAX;
     lsi_order_default(&group->order, n_ranks);
     group->default_order_hash = group->order.hash;
     int world_rank = control->member[rank];
@@ -119,12 +120,17 @@ ls_status ls_group_create(int64_t timeout_ms, ls_group **out) {
     return LS_OK;
 }
 
+static void free_work(ls_work *work) {
+    lsi_free(work->displs);
+    lsi_passing_end(work);
+}
+
 /* Works in flight keep memory of their own. */
 static void free_works(ls_group *group) {
     for (int i = 0; i < LSI_CALLS; i++) {
-        lsi_free(group->works[i].displs);
-        lsi_passing_end(&group->works[i]);
+        free_work(&group->works[i]);
     }
+    free_work(&group->at_once);
     lsi_messages_free(group);
     lsi_free(group->gathered);
 }
@@ -189,7 +195,7 @@ void lsi_group_get_stats(const ls_group *group, lsi_group_stats *stats) {
 
 const char *lsi_group_last_algorithm(const ls_group *group) {
     if (group->n_posted == 0) return lsi_algorithm_name(LSI_ALGORITHM_NONE);
-    return lsi_algorithm_name(group->works[(group->n_posted - 1) % LSI_CALLS].algorithm);
+    return lsi_algorithm_name(lsi_work_at((ls_group *)group, group->n_posted - 1)->algorithm);
 }
 
 lsi_region *lsi_group_region(const ls_group *group) {

@@ -139,6 +139,10 @@ struct ls_group {
     pthread_mutex_t lock; /* on everything above, while there is a thread */
     _Atomic uint32_t thread_bell;
 
+    /* Works by their index; but a call that is waited for at once in an idle group is `at_once`: its
+     * place stays in the cache, where 1,024 places in turns would not. */
+    ls_work at_once;
+    uint64_t at_once_index;
     ls_work works[LSI_CALLS];
 };
 
@@ -210,7 +214,7 @@ static inline void lsi_beat(ls_group *group) {
 void lsi_group_raise(ls_group *group, ls_status status, const char *message);
 
 static inline ls_work *lsi_work_at(ls_group *group, uint64_t index) {
-    return &group->works[index % LSI_CALLS];
+    return index == group->at_once_index ? &group->at_once : &group->works[index % LSI_CALLS];
 }
 /* The description that a rank published for this work. Valid once it has. */
 static inline const lsi_call *lsi_work_call_of(const ls_work *work, int rank) {

@@ -153,10 +153,15 @@ static ls_status check_in_flight(const ls_work *work) {
 
 /* ---- describing ---- */
 
+static bool is_at_once(const ls_group *group, ls_work **handle) {
+    return !handle && !group->batch && !group->has_thread && group->n_completed == group->n_posted;
+}
+
 /* The place of the next call must be free on this rank and complete on all. */
-static ls_status take_place(ls_group *group, ls_work **place) {
+static ls_status take_place(ls_group *group, bool at_once, ls_work **place) {
+    if (at_once) group->at_once_index = group->n_posted;
     ls_work *work = lsi_work_at(group, group->n_posted);
-    if (group->n_posted >= LSI_CALLS && (work->held || work->index >= group->n_completed)) {
+    if (!at_once && group->n_posted >= LSI_CALLS && (work->held || work->index >= group->n_completed)) {
         LSI_TRY(lsi_group_advance(group));
         if (work->held || work->index >= group->n_completed)
             return lsi_fail(LS_ERR_BUSY,
@@ -280,12 +285,13 @@ static ls_status post_locked(ls_group *group, const request *r, ls_work **handle
     ls_work *work = NULL;
     LSI_TRY(lsi_group_error(group));
     LSI_TRY(check_counts(group, r));
-    LSI_TRY(take_place(group, &work));
+    LSI_TRY(take_place(group, is_at_once(group, handle), &work));
     ls_status status = describe(work, group, r);
     if (status != LS_OK) {
         /* As if it had never been: an old work that is complete. */
         lsi_free(work->displs);
         *work = (ls_work){.group = group, .index = 0};
+        group->at_once_index = UINT64_MAX;
         return status;
     }
     group->n_posted++;

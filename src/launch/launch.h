@@ -20,7 +20,7 @@ typedef struct lsi_launch_opts {
     size_t shared_bytes;  /* address space for shared buffers of all ranks; 0: from memory size */
     int64_t grace_ms;     /* between the first failure and SIGKILL; 0: 500 */
     int64_t stop_ms;      /* between SIGINT or SIGTERM and the end of patience; 0: 60,000 */
-    bool bind;            /* each worker to its share of the processors, if there is one for each */
+    bool bind;            /* each worker to its share of the processors */
     bool forward_signals; /* also send the first SIGINT, SIGTERM or SIGHUP to the workers: for
                              programs that know nothing of lsi_region_stop_requested */
     const char *recorder_path; /* NULL: none. When the run fails, the last calls of all ranks are

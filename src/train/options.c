@@ -77,8 +77,7 @@ const lsi_opt lsi_train_options[] = {
     FLOAT("first-bucket-mb", first_bucket_mb, "1", 1e-6, 1e6, COMMUNICATION,
           "MiB of the first bucket, small so that communication starts early."),
     SWITCH("bind", bind, "true", COMMUNICATION,
-           "Binds each worker to its share of the processors, where there are enough for all "
-           "threads."),
+           "Binds each worker to its share of the processors (not where threads outnumber them)."),
     TEXT("algo", algo, "TEXT", NULL, COMMUNICATION,
          "Algorithms of collectives: ring, allreduce=ring, allreduce:64K-1M=ring "
          "(docs/collectives.md)."),

@@ -80,18 +80,19 @@ static void the_launcher_says_how_a_worker_died_also_when_peers_noticed_first(vo
 
 /* ---- a shell between launcher and worker ---- */
 
-/* Rank 1 dies in the second barrier; its step says when. */
+/* Rank 1 dies behind the first barrier; its step says when. */
 static int be_worker(void) {
     ls_group *group = NULL;
     ls_status status = ls_group_create(60000, &group);
-    if (status == LS_OK) status = ls_barrier(group, NULL);
     if (status == LS_OK) {
         lsi_region *region = lsi_group_region(group);
+        status = ls_barrier(group, NULL);
         if (ls_group_rank(group) == 1) {
             lsi_region_set_step(region, 1, lsi_now_ns());
             raise(SIGKILL);
         }
-        status = ls_barrier(group, NULL);
+        /* A slow rank may still be in the first one then. */
+        if (status == LS_OK) status = ls_barrier(group, NULL);
         int64_t ns = lsi_now_ns() - lsi_region_step(region, 1);
         printf("rank %d: %s after %.1f ms\n", ls_group_rank(group), ls_status_name(status),
                (double)ns / 1e6);

@@ -34,10 +34,18 @@ int64_t lsi_output_count(const ls_work *work) {
     return shape->has_buffers && counts ? side_count(work, shape->many_out) : 0;
 }
 
+/* lines * rank / n_ranks; divisions of 64 bits would take longer than many a call. */
+static int64_t share_of(uint64_t lines, int rank, int n_ranks) {
+    if (lines <= UINT32_MAX / LSI_MAX_RANKS)
+        return (int64_t)((uint32_t)lines * (uint32_t)rank / (uint32_t)n_ranks);
+    return (int64_t)(lines * (uint64_t)rank / (uint64_t)n_ranks);
+}
+
 lsi_range lsi_slice(int64_t count, size_t elem_bytes, int rank, int n_ranks) {
-    const int64_t line = LSI_LINE_BYTES / (int64_t)elem_bytes;
-    int64_t lines = (count + line - 1) / line;
-    int64_t begin = lines * rank / n_ranks * line, end = lines * (rank + 1) / n_ranks * line;
+    int shift = 6 - __builtin_ctz((unsigned)elem_bytes); /* elements of a line */
+    uint64_t lines = ((uint64_t)count + (1u << shift) - 1) >> shift;
+    int64_t begin = share_of(lines, rank, n_ranks) << shift;
+    int64_t end = share_of(lines, rank + 1, n_ranks) << shift;
     return (lsi_range){begin < count ? begin : count, end < count ? end : count};
 }
 
