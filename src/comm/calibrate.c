@@ -112,7 +112,9 @@ static void count_meetings(lsi_costs *costs, int n_ranks) {
 
 static ls_status measure_curve(probe *p, int algorithm, int64_t most_bytes, lsi_curve *curve) {
     for (int i = 0; i < LSI_COST_POINTS; i++) {
-        curve->ns[i] = 2 * (i > 0 ? curve->ns[i - 1] : 0); /* beyond what it can do */
+        /* Beyond what it can do: as if it could. */
+        if (i > 0)
+            curve->ns[i] = curve->ns[i - 1] * (double)lsi_cost_bytes[i] / (double)lsi_cost_bytes[i - 1];
         if (lsi_cost_bytes[i] <= most_bytes)
             LSI_TRY(time_all_reduce(p, algorithm, lsi_cost_bytes[i], &curve->ns[i]));
     }

@@ -74,7 +74,7 @@ static double finish_factor(const lsi_reduction *reduction) {
 
 /* ---- trees, in blocks ---- */
 
-enum { SHORT_ELEMS = 32, SCRATCH_BYTES = 16384, LINE_BYTES = 64, MOST_BLOCK_ELEMS = 1024 };
+enum { SHORT_ELEMS = 8, SCRATCH_BYTES = 16384, LINE_BYTES = 64, MOST_BLOCK_ELEMS = 1024 };
 
 typedef struct evaluation {
     const lsi_reduction *reduction;
