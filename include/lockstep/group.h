@@ -79,10 +79,11 @@ LS_API LS_CHECKED ls_status ls_group_mesh(ls_group *group, int shard_size, ls_gr
 LS_API int ls_group_rank(const ls_group *group);
 LS_API int ls_group_world_size(const ls_group *group);
 
-/* Memory mapped by every rank of the machine, zeroed, aligned to 4096 bytes. Local, not collective: ranks may allocate different
- * sizes. Serves every group of the process. Freed by ls_group_free_shared or with the last rank's
- * group. LS_ERR_MEMORY says how much was asked for and how much is left. The block of a work that
- * is not done stays allocated, since peers may be in it. */
+/* Memory mapped by every rank of the machine, zeroed, aligned to 4096 bytes. Local, not collective:
+ * ranks may allocate different sizes. Serves every group of the process. Freed by
+ * ls_group_free_shared or with the last rank's group. LS_ERR_MEMORY says how much was asked for and
+ * how much is left. The block of a work of this group that is not done stays allocated, since peers
+ * may be in it; works of other groups must be done. */
 LS_API LS_CHECKED ls_status ls_group_alloc_shared(ls_group *group, size_t bytes, void **ptr);
 LS_API void ls_group_free_shared(ls_group *group, void *ptr);
 

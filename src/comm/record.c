@@ -107,7 +107,8 @@ static void take_ranks(const lsi_record_group *world, lsi_record_group *group) {
         if (world) group->rank[r] = world->rank[member];
         lsi_record_rank *rank = &group->rank[r];
         rank->attached = own->attached != 0;
-        rank->left = own->left != 0 || (world && world->rank[member].left);
+        if (!world) rank->ended = own->ended != 0;
+        rank->left = own->left != 0 || rank->ended;
         if (world) continue;
         rank->pid = own->pid;
         rank->step = own->step;

@@ -61,6 +61,7 @@ typedef struct lsi_record_rank {
     int pid;
     int64_t step;
     bool attached, left;
+    bool ended; /* from all groups: what `left` of the world alone does not say */
 } lsi_record_rank;
 
 /* A group as it was; all numbers in it are checked. */

@@ -10,7 +10,7 @@
  *   All-reduce of 4 ranks: slices 0..3; rank 0 reads column 0 of all, writes it into all
  *   rank 0  [0|1|2|3]
  *   rank 1  [0|1|2|3]      rank 1 the same with column 1, and so on. Reduce: into the root's.
- *   rank 2  [0|1|2|3]
+ *   rank 2  [0|1|2|3]      Broadcast: from the root's into all, if the outputs are shared.
  *   rank 3  [0|1|2|3]      The others: each rank makes its own output from all inputs; gather:
  *                          each writes its part into the root's output.
  *
@@ -111,9 +111,34 @@ static int64_t pull(const ls_work *work) {
     return lsi_pull(work, &from, 0, work->count);
 }
 
+/* Broadcast where the others' outputs are shared too: each rank, the root as well, copies a slice of
+ * the root's input into all outputs. A copy is bound by what one processor can move. */
+static bool can_spread(const ls_work *work) {
+    if (work->call->kind != LSI_CALL_BROADCAST) return false;
+    for (int r = 0; r < work->group->n_ranks; r++)
+        if (r != work->call->root && !is_shared(work, r, OUTPUT)) return false;
+    return true;
+}
+
+static int64_t spread_slice(const ls_work *work) {
+    const ls_group *group = work->group;
+    int me = group->rank, root = work->call->root;
+    size_t size = lsi_elem_bytes(work);
+    lsi_range slice = lsi_slice(work->count, size, me, group->n_ranks);
+    size_t at = (size_t)slice.begin * size, bytes = (size_t)(slice.end - slice.begin) * size;
+    const unsigned char *from = buffer_of(work, root, INPUT) + at;
+    for (int r = 0; r < group->n_ranks; r++)
+        if (r != root) lsi_copy(buffer_of(work, r, OUTPUT) + at, from, bytes);
+    /* The root's own output is its own affair. */
+    if (me == root) lsi_copy(work->output, work->input, (size_t)work->count * size);
+    return (group->n_ranks - 1) * (int64_t)bytes;
+}
+
 void lsi_direct(ls_work *work) {
     int kind = work->call->kind;
-    work->group->stats.bytes_sent += kind == LSI_CALL_GATHER ? push_to_root(work)
-                                     : writes_to_peers(kind) ? reduce_slice(work)
-                                                             : pull(work);
+    int64_t moved = kind == LSI_CALL_GATHER  ? push_to_root(work)
+                    : can_spread(work)       ? spread_slice(work)
+                    : writes_to_peers(kind) ? reduce_slice(work)
+                                             : pull(work);
+    work->group->stats.bytes_sent += moved;
 }

@@ -59,8 +59,9 @@ static void write_lines(const ls_work *work, const unsigned char *from, size_t b
 void lsi_one_shot_contribute(ls_work *work, lsi_arrival *arrival) {
     ls_group *group = work->group;
     size_t bytes = (size_t)work->contribution_bytes;
-    /* Factors of ranks come with the arrival, which flags do not wait for. */
-    work->flagged = bytes > LSI_INLINE_BYTES && bytes <= LSI_FLAGGED_BYTES && group->n_ranks > 1 &&
+    /* Factors of ranks come with the arrival, which flags do not wait for. Where a reader needs one
+     * part of many, taking all lines would cost more than the second trip. */
+    work->flagged = !lsi_shape_of(work->call->kind)->many_in && bytes > LSI_INLINE_BYTES && bytes <= LSI_FLAGGED_BYTES && group->n_ranks > 1 &&
                     work->call->op != LS_OP_PREMUL_SUM;
     if (!work->flagged) {
         unsigned char *to = bytes <= LSI_INLINE_BYTES
@@ -92,7 +93,6 @@ static unsigned char *gathered(const ls_work *work, int rank) {
 static size_t bytes_of(const ls_work *work, int rank) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
     if (shape->root_in && rank != work->call->root) return 0;
-    if (shape->many_in) return (size_t)work->contribution_bytes;
     int64_t elems = shape->many_out ? lsi_part_count(work, rank) : work->count;
     return (size_t)elems * lsi_elem_bytes(work);
 }
