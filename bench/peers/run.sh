@@ -2,9 +2,11 @@
 # The same collectives on the same machine, by Lockstep, by other libraries and by the sketch. Run by
 # `make bench-peers`.
 #
-# Engines take turns: each round runs each engine once over all sizes, so that a noisy machine
-# disturbs all alike. Of the rounds' medians the median is printed, in microseconds, and the ratios
-# to lockstep with shared buffers (above 1: lockstep is faster). Environment:
+# Engines take turns: each round runs each engine once, so that a noisy machine disturbs all alike.
+# Sizes up to 64 KiB get three times as many rounds as large ones, because they follow the latency
+# between processors, which changes within seconds on virtual machines. Of the rounds' medians the
+# median is printed, in microseconds, and the median of the rounds' ratios to lockstep with shared
+# buffers (above 1: lockstep is faster). Environment:
 #
 #     RANKS (2)  ROUNDS (3)  ITERATIONS of the large sizes (5)  SIZES  COLLECTIVES  ENGINES
 #     LIMIT_S of one engine in one round (180)  BUILD, the build folder (build)
@@ -72,22 +74,42 @@ fi
 echo "# $ranks ranks on $(nproc) processors; $rounds rounds; engines: ${present[*]}"
 echo "# float32 sum; each rank rewrites its buffers before each call; time of the slowest rank, median"
 echo "# tuned: GLIBC_TUNABLES=$tunables"
-for round in $(seq "$rounds"); do
-    latency=$("$programs/sketch" --latency)
-    echo "# round $round: one-way latency between two processors $latency ns"
-    for engine in "${present[@]}"; do
-        command_of "$engine"
-        if ! timeout "$limit_s" "${command[@]}" "$collectives" "$sizes" "$iterations" \
-                </dev/null >"$results.now" 2>"$results.err"; then
-            echo "# round $round: $engine failed or took more than $limit_s s:" \
-                "$(head -n 1 "$results.err")"
-        fi
-        sed -n "s/^\([a-z]* [0-9]* [0-9.]*\)\$/$engine \1/p" "$results.now" >>"$results"
-        rm -f "$results.now" "$results.err"
-    done
+bytes_of() { # 64K
+    case $1 in
+    *K) echo $((${1%K} << 10)) ;;
+    *M) echo $((${1%M} << 20)) ;;
+    *G) echo $((${1%G} << 30)) ;;
+    *) echo "$1" ;;
+    esac
+}
+small=() large=()
+for size in $sizes; do
+    if [ "$(bytes_of "$size")" -le 65536 ]; then small+=("$size"); else large+=("$size"); fi
 done
 
-# Lines "engine collective bytes microseconds" in; one table per collective out.
+run_round() { # round, sizes
+    [ -n "$2" ] || return 0
+    for engine in "${present[@]}"; do
+        command_of "$engine"
+        if ! timeout "$limit_s" "${command[@]}" "$collectives" "$2" "$iterations" \
+                </dev/null >"$results.now" 2>"$results.err"; then
+            echo "# round $1: $engine failed or took more than $limit_s s:" \
+                "$(head -n 1 "$results.err")"
+        fi
+        sed -n "s/^\([a-z]* [0-9]* [0-9.]*\)\$/$engine $1 \1/p" "$results.now" >>"$results"
+        rm -f "$results.now" "$results.err"
+    done
+}
+
+latencies=()
+for round in $(seq $((3 * rounds))); do
+    latencies+=("$("$programs/sketch" --latency)")
+    run_round "$round" "${small[*]}"
+    [ "$round" -gt "$rounds" ] || run_round "$round" "${large[*]}"
+done
+echo "# one-way latency between two processors before each round, ns: ${latencies[*]}"
+
+# Lines "engine round collective bytes microseconds" in; one table per collective out.
 awk -v engines="${present[*]}" -v collectives="$collectives" '
 function median(list,    v, n, i, j, t) {
     n = split(list, v, " ")
@@ -100,10 +122,30 @@ function text(bytes) {
     if (bytes >= 1024 && bytes % 1024 == 0) return bytes / 1024 "K"
     return bytes
 }
-function ratio(a, b) { return a != "" && b != "" && b > 0 ? sprintf("%.2f", a / b) : "-" }
+function add_ratio(list, a, b) { return a != "" && b > 0 ? list " " a / b : list }
+function shown(list) { return list == "" ? "-" : sprintf("%.2f", median(list)) }
 {
-    all[$2, $3, $1] = all[$2, $3, $1] " " $4
-    if (!(($2, $3) in seen)) { seen[$2, $3] = 1; sizes[$2] = sizes[$2] " " $3 }
+    all[$3, $4, $1] = all[$3, $4, $1] " " $5
+    of_round[$3, $4, $1, $2] = $5
+    if ($2 > n_rounds) n_rounds = $2
+    if (!(($3, $4) in seen)) { seen[$3, $4] = 1; sizes[$3] = sizes[$3] " " $4 }
+}
+# Medians over the rounds of best peer / lockstep and sketch / lockstep.
+function ratios(key,    r, e, best, here, us, peers, sketches) {
+    for (r = 1; r <= n_rounds; r++) {
+        here = key SUBSEP "lockstep" SUBSEP r
+        if (!(here in of_round)) continue
+        best = ""
+        for (e = 1; e <= n; e++) {
+            us = key SUBSEP engine[e] SUBSEP r
+            if (engine[e] ~ /^(lockstep|sketch)/ || !(us in of_round)) continue
+            if (best == "" || of_round[us] < best) best = of_round[us]
+        }
+        peers = add_ratio(peers, best, of_round[here])
+        us = key SUBSEP "sketch" SUBSEP r
+        if (us in of_round) sketches = add_ratio(sketches, of_round[us], of_round[here])
+    }
+    return sprintf("%14s %15s", shown(peers), shown(sketches))
 }
 END {
     n = split(engines, engine, " ")
@@ -114,17 +156,12 @@ END {
         printf " %14s %15s\n", "peer/lockstep", "sketch/lockstep"
         n_sizes = split(sizes[collective[c]], size, " ")
         for (s = 1; s <= n_sizes; s++) {
-            delete us
-            best = ""
             printf "%8s", text(size[s])
             for (e = 1; e <= n; e++) {
                 key = collective[c] SUBSEP size[s] SUBSEP engine[e]
-                us[engine[e]] = key in all ? median(all[key]) : ""
-                printf " %14s", us[engine[e]] == "" ? "-" : sprintf("%.2f", us[engine[e]])
-                if (engine[e] !~ /^(lockstep|sketch)/ && us[engine[e]] != "" &&
-                    (best == "" || us[engine[e]] < best)) best = us[engine[e]]
+                printf " %14s", key in all ? sprintf("%.2f", median(all[key])) : "-"
             }
-            printf " %14s %15s\n", ratio(best, us["lockstep"]), ratio(us["sketch"], us["lockstep"])
+            printf " %s\n", ratios(collective[c] SUBSEP size[s])
         }
     }
     print "\npeer/lockstep: the fastest of the other libraries; above 1 lockstep (shared buffers) is faster"

@@ -121,6 +121,17 @@ static ls_status measure_curve(probe *p, int algorithm, int64_t most_bytes, lsi_
     return LS_OK;
 }
 
+/* What a call by messages takes beyond its messages. */
+static ls_status measure_passing(probe *p, lsi_costs *costs) {
+    double ns = 0, rounds = 0;
+    int algorithm = lsi_algorithm_from("doubling");
+    for (int n = 1; n < p->group->n_ranks; n *= 2) rounds++;
+    LSI_TRY(time_all_reduce(p, algorithm, SMALL_BYTES, &ns));
+    costs->passing_ns = ns - rounds * costs->message_ns;
+    if (costs->passing_ns < 0) costs->passing_ns = 0;
+    return LS_OK;
+}
+
 static ls_status measure(probe *p, lsi_costs *costs) {
     double small = 0, large = 0;
     LSI_TRY(measure_curve(p, LSI_ALGORITHM_ONE_SHOT, LSI_SLOT_BYTES, &costs->one_shot));
@@ -130,6 +141,7 @@ static ls_status measure(probe *p, lsi_costs *costs) {
     LSI_TRY(time_message(p, LARGE_BYTES, &large));
     costs->message_ns = small;
     costs->message_per_byte_ns = per_byte(small, large, LARGE_BYTES - SMALL_BYTES);
+    LSI_TRY(measure_passing(p, costs));
     if (p->group->yields) count_meetings(costs, p->group->n_ranks);
     make_consistent(costs, p->group->n_ranks);
     return LS_OK;

@@ -16,6 +16,7 @@ const lsi_costs lsi_costs_default = {.one_shot = {{150, 400, 1200, 9000}},
                                      .direct = {{250, 350, 550, 1800}},
                                      .staged = {{500, 600, 1200, 4500}},
                                      .message_ns = 400,
+                                     .passing_ns = 1000,
                                      .message_per_byte_ns = 0.15,
                                      .combine_per_byte_ns = 0.05};
 
@@ -47,7 +48,7 @@ const char *lsi_algorithm_name(int algorithm) {
     return memory_names[known ? algorithm : LSI_ALGORITHM_NONE];
 }
 
-static int algorithm_from(const char *name) {
+int lsi_algorithm_from(const char *name) {
     for (int a = 1; a <= lsi_n_algorithms(); a++)
         if (strcmp(name, lsi_algorithm_name(a)) == 0) return a;
     return LSI_ALGORITHM_NONE;
@@ -95,11 +96,17 @@ static double curve_ns(const lsi_curve *curve, int64_t bytes) {
     return curve->ns[i - 1] + share * (curve->ns[i] - curve->ns[i - 1]);
 }
 
+/* Contributions of many parts do not come in lines with flags: one trip more. */
+static double one_shot_ns(const lsi_choice_case *c, const lsi_costs *costs) {
+    bool in_parts = lsi_shape_of(c->kind)->many_in && c->slot_bytes > LSI_INLINE_BYTES;
+    return curve_ns(&costs->one_shot, c->slot_bytes) + (in_parts ? costs->one_shot.ns[0] : 0);
+}
+
 double lsi_algorithm_cost_ns(int algorithm, const lsi_choice_case *c, const lsi_costs *costs) {
     const lsi_pattern *pattern = lsi_algorithm_pattern(algorithm);
     double bytes = (double)c->bytes;
     switch (algorithm) {
-    case LSI_ALGORITHM_ONE_SHOT: return curve_ns(&costs->one_shot, c->slot_bytes);
+    case LSI_ALGORITHM_ONE_SHOT: return one_shot_ns(c, costs);
     case LSI_ALGORITHM_SHARED:
     case LSI_ALGORITHM_DIRECT: return curve_ns(&costs->direct, c->bytes);
     case LSI_ALGORITHM_STAGED: return curve_ns(&costs->staged, c->bytes);
@@ -108,7 +115,7 @@ double lsi_algorithm_cost_ns(int algorithm, const lsi_choice_case *c, const lsi_
     if (!pattern) return 0;
     lsi_pattern_case p = lsi_choice_pattern_case(c);
     lsi_pattern_cost cost = pattern->cost(&p);
-    return cost.messages * costs->message_ns + cost.bytes * bytes * costs->message_per_byte_ns +
+    return costs->passing_ns + cost.messages * costs->message_ns + cost.bytes * bytes * costs->message_per_byte_ns +
            cost.combined_bytes * bytes * costs->combine_per_byte_ns;
 }
 
@@ -206,7 +213,7 @@ static ls_status parse_rule(const char *entry, lsi_rule *rule) {
                             "LOCKSTEP_ALGO: '%s': expected sizes like 64K-1M after the colon",
                             entry);
     }
-    rule->algorithm = algorithm_from(algorithm);
+    rule->algorithm = lsi_algorithm_from(algorithm);
     if (rule->algorithm != LSI_ALGORITHM_NONE) return LS_OK;
     char names[256] = "";
     for (int a = 1; a <= lsi_n_algorithms(); a++)

@@ -24,6 +24,8 @@ typedef enum lsi_algorithm {
 } lsi_algorithm;
 
 const char *lsi_algorithm_name(int algorithm);
+/* NONE if there is none of this name. */
+int lsi_algorithm_from(const char *name);
 /* The pattern of an algorithm, NULL if it is none. */
 const lsi_pattern *lsi_algorithm_pattern(int algorithm);
 
@@ -38,6 +40,7 @@ typedef struct lsi_costs {
     lsi_curve one_shot;       /* by the bytes of a contribution */
     lsi_curve direct, staged; /* by S, the bytes of the call's larger buffer on one rank */
     double message_ns, message_per_byte_ns; /* one message between two ranks */
+    double passing_ns;                      /* to set up a call that passes messages */
     double combine_per_byte_ns;
 } lsi_costs;
 extern const lsi_costs lsi_costs_default;

@@ -98,33 +98,43 @@ static uint64_t offset_of(const ls_work *work, const void *buffer, int64_t n_ele
     return lsi_region_offset(work->group->region, buffer, (size_t)n_elems * lsi_elem_bytes(work));
 }
 
-static bool is_staged_for_sure(const ls_work *work, const lsi_arrival *own) {
+static bool is_staged_for_sure(const ls_work *work, const uint64_t own_offset[2]) {
     if (work->count == 0 || work->index != work->group->n_started) return false;
     return work->algorithm == LSI_ALGORITHM_STAGED ||
-           (work->algorithm == LSI_ALGORITHM_SHARED && lsi_direct_ruled_out(work, own));
+           (work->algorithm == LSI_ALGORITHM_SHARED && lsi_direct_ruled_out(work, own_offset));
 }
 
+/* What the arrival says besides the fingerprint; returns how many words. Contributions that do not
+ * fit go to their places. */
+static int prepare_arrival(ls_work *work, uint64_t word[LSI_INLINE_BYTES / 8]) {
+    if (work->algorithm == LSI_ALGORITHM_ONE_SHOT)
+        return work->count > 0 ? lsi_one_shot_contribute(work, word) : 0;
+    word[0] = offset_of(work, work->input, lsi_input_count(work));
+    word[1] = offset_of(work, work->output, lsi_output_count(work));
+    if (work->slot != UINT64_MAX && word[0] == LSI_NOT_SHARED) {
+        lsi_one_shot_contribute_to_slot(work);
+    } else if (is_staged_for_sure(work, word)) {
+        work->staged_early = true;
+        lsi_staged_try_early(work);
+    }
+    return 2;
+}
+
+/* The line is written in one go: a peer that looks at it meanwhile takes it away, and each store
+ * after that fetches it back. */
 static void publish(ls_work *work) {
     ls_group *group = work->group;
     lsi_arrival *arrival = &group->me->arrivals[work->index % LSI_ARRIVALS];
-    arrival->fingerprint = work->fingerprint;
-    arrival->scale = work->call->scale;
-    if (work->algorithm == LSI_ALGORITHM_ONE_SHOT) {
-        if (work->count > 0) lsi_one_shot_contribute(work, arrival);
-    } else {
-        arrival->offset[0] = offset_of(work, work->input, lsi_input_count(work));
-        arrival->offset[1] = offset_of(work, work->output, lsi_output_count(work));
-        if (work->slot != UINT64_MAX && arrival->offset[0] == LSI_NOT_SHARED) {
-            lsi_one_shot_contribute_to_slot(work);
-        } else if (is_staged_for_sure(work, arrival)) {
-            work->staged_early = true;
-            lsi_staged_try_early(work);
-        }
-    }
+    uint64_t word[LSI_INLINE_BYTES / 8];
+    int n_words = prepare_arrival(work, word);
+    double scale = work->call->scale;
+    uint64_t fingerprint = work->fingerprint, number = ++group->n_published;
     if (work->slot != UINT64_MAX) group->slot_call[work->slot % LSI_SLOTS] = work->index;
-    group->n_published++;
-    atomic_store_explicit(&arrival->number, group->n_published, memory_order_release);
-    atomic_store_explicit(&group->me->published, group->n_published, memory_order_relaxed);
+    arrival->fingerprint = fingerprint;
+    arrival->scale = scale;
+    for (int i = 0; i < n_words; i++) arrival->word[i] = word[i];
+    atomic_store_explicit(&arrival->number, number, memory_order_release);
+    atomic_store_explicit(&group->me->published, number, memory_order_relaxed);
     lsi_group_fence_for_last(group);
     if (someone_sleeps(group) && all_announced(work)) lsi_group_ring(group);
 }

@@ -72,10 +72,11 @@ lsi_range lsi_slice(int64_t count, size_t elem_bytes, int rank, int n_ranks);
 bool lsi_direct_possible(const ls_work *work, int *rank,
                          bool *input); /* if not: whose is private */
 /* Whether this rank's own buffers, of which it knows before the others have come, rule it out. */
-bool lsi_direct_ruled_out(const ls_work *work, const lsi_arrival *own);
+bool lsi_direct_ruled_out(const ls_work *work, const uint64_t own_offset[2]);
 void lsi_direct(ls_work *work);
-/* Before the arrival is published: the contribution goes into line or slot. */
-void lsi_one_shot_contribute(ls_work *work, lsi_arrival *arrival);
+/* Before the arrival is published: the contribution goes into lines or slot, or it is the words of
+ * the arrival itself; returns how many. */
+int lsi_one_shot_contribute(ls_work *work, uint64_t word[LSI_INLINE_BYTES / 8]);
 /* The same into the slot, for calls that become one-shot only where all buffers are private. */
 void lsi_one_shot_contribute_to_slot(ls_work *work);
 /* Takes what has come of a rank's contribution; true when that is all. Only for the work that is

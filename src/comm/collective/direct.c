@@ -55,15 +55,15 @@ bool lsi_direct_possible(const ls_work *work, int *rank, bool *input) {
     return true;
 }
 
-bool lsi_direct_ruled_out(const ls_work *work, const lsi_arrival *own) {
+bool lsi_direct_ruled_out(const ls_work *work, const uint64_t own_offset[2]) {
     const lsi_call *call = work->call;
     const lsi_shape *shape = lsi_shape_of(call->kind);
     bool is_root = call->root == work->group->rank;
     if (work->group->n_ranks == 1 || !shape->has_buffers) return false;
     bool input_counts = (!shape->root_in || is_root) && call->kind != LSI_CALL_GATHER;
     bool output_counts = writes_to_peers(call->kind) && (!shape->root_out || is_root);
-    return (input_counts && own->offset[INPUT] == LSI_NOT_SHARED) ||
-           (output_counts && own->offset[OUTPUT] == LSI_NOT_SHARED);
+    return (input_counts && own_offset[INPUT] == LSI_NOT_SHARED) ||
+           (output_counts && own_offset[OUTPUT] == LSI_NOT_SHARED);
 }
 
 static unsigned char *buffer_of(const ls_work *work, int rank, side which) {

@@ -56,26 +56,34 @@ static void write_lines(const ls_work *work, const unsigned char *from, size_t b
     }
 }
 
-void lsi_one_shot_contribute(ls_work *work, lsi_arrival *arrival) {
-    ls_group *group = work->group;
-    size_t bytes = (size_t)work->contribution_bytes;
-    /* Factors of ranks come with the arrival, which flags do not wait for. Where a reader needs one
-     * part of many, taking all lines would cost more than the second trip. */
-    work->flagged = !lsi_shape_of(work->call->kind)->many_in && bytes > LSI_INLINE_BYTES && bytes <= LSI_FLAGGED_BYTES && group->n_ranks > 1 &&
-                    work->call->op != LS_OP_PREMUL_SUM;
-    if (!work->flagged) {
-        unsigned char *to = bytes <= LSI_INLINE_BYTES
-                                ? arrival->payload
-                                : lsi_group_slot(group->control, group->rank, work->slot);
-        if (bytes <= LSI_INLINE_BYTES && lsi_input_count(work) * work->elem_bytes == (int64_t)bytes)
-            memcpy(to, work->input, bytes);
-        else
-            lsi_contribute(work, to, 0, work->count, -1);
-        return;
-    }
-    /* Contributions are one piece of the input, but for their being the root's only. */
-    if (lsi_input_count(work) > 0)
+/* Where the contribution goes: the arrival line, lines with flags, or a slot. Factors of ranks come
+ * with the arrival, which flags do not wait for. Where a reader needs one part of many, taking all
+ * lines would cost more than the second trip. */
+static bool goes_into_lines(const ls_work *work) {
+    return work->contribution_bytes <= LSI_FLAGGED_BYTES &&
+           !lsi_shape_of(work->call->kind)->many_in && work->group->n_ranks > 1 &&
+           work->call->op != LS_OP_PREMUL_SUM;
+}
+
+/* The own input as words of the arrival line. */
+static int fill_words(const ls_work *work, uint64_t word[LSI_INLINE_BYTES / 8]) {
+    size_t bytes = (size_t)lsi_input_count(work) * lsi_elem_bytes(work), n = bytes / 8;
+    const unsigned char *input = work->input;
+    for (size_t i = 0; i < n; i++) memcpy(&word[i], input + 8 * i, 8);
+    if (bytes == 8 * n) return (int)n;
+    word[n] = 0;
+    memcpy(&word[n], input + 8 * n, bytes - 8 * n);
+    return (int)n + 1;
+}
+
+int lsi_one_shot_contribute(ls_work *work, uint64_t word[LSI_INLINE_BYTES / 8]) {
+    if (work->contribution_bytes <= LSI_INLINE_BYTES) return fill_words(work, word);
+    work->flagged = goes_into_lines(work);
+    if (!work->flagged)
+        lsi_one_shot_contribute_to_slot(work);
+    else if (lsi_input_count(work) > 0)
         write_lines(work, work->input, (size_t)lsi_input_count(work) * lsi_elem_bytes(work));
+    return 0;
 }
 
 void lsi_one_shot_contribute_to_slot(ls_work *work) {

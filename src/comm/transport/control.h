@@ -58,6 +58,7 @@ typedef struct lsi_arrival {
     union {
         uint64_t offset[2]; /* of input and output in the region, or LSI_NOT_SHARED */
         unsigned char payload[LSI_INLINE_BYTES];
+        uint64_t word[LSI_INLINE_BYTES / 8];
     };
 } lsi_arrival;
 _Static_assert(sizeof(lsi_arrival) == LSI_LINE_BYTES, "an arrival is one cache line");
