@@ -1,11 +1,11 @@
 /* Measuring what things cost in a group, for the choice of algorithms.
  *
- * Each figure is the fastest of a few batches of all-reduces of one size, forced to one algorithm, on
- * rank 0's clock; a message has a constant and a price per byte. Batches, since a single call looks
- * short to the rank that comes last; the fastest and not the median: other
- * programs only ever make a call slower, and these milliseconds decide for the whole run. Rank 0's
- * figures go to all, so all choose alike. Where ranks outnumber processors a call costs many
- * switches, so fewer are made. */
+ * Each figure is the fastest of a few batches of all-reduces of one size, forced to one algorithm,
+ * on rank 0's clock; a message has a constant and a price per byte. Batches, since a single call
+ * looks short to the rank that comes last; the fastest and not the median: other programs only ever
+ * make a call slower, and these milliseconds decide for the whole run. Rank 0's figures go to all,
+ * so all choose alike. Where ranks outnumber processors a call costs many switches, so fewer are
+ * made. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -37,7 +37,8 @@ static ls_status batch_of_all_reduces(const probe *p, int64_t bytes, int64_t *ti
 static ls_status time_all_reduce(probe *p, int algorithm, int64_t bytes, double *ns) {
     int64_t least = INT64_MAX, ticks = 0;
     lsi_rules kept = lsi_own_calls_begin(p->group);
-    p->group->rules = (lsi_rules){.n = 1, .rule = {{.max_bytes = INT64_MAX, .algorithm = algorithm}}};
+    p->group->rules =
+        (lsi_rules){.n = 1, .rule = {{.max_bytes = INT64_MAX, .algorithm = algorithm}}};
     ls_status status = LS_OK;
     for (int i = -1; i < p->n_batches && status == LS_OK; i++) {
         status = batch_of_all_reduces(p, bytes, &ticks);
@@ -114,7 +115,8 @@ static ls_status measure_curve(probe *p, int algorithm, int64_t most_bytes, lsi_
     for (int i = 0; i < LSI_COST_POINTS; i++) {
         /* Beyond what it can do: as if it could. */
         if (i > 0)
-            curve->ns[i] = curve->ns[i - 1] * (double)lsi_cost_bytes[i] / (double)lsi_cost_bytes[i - 1];
+            curve->ns[i] =
+                curve->ns[i - 1] * (double)lsi_cost_bytes[i] / (double)lsi_cost_bytes[i - 1];
         if (lsi_cost_bytes[i] <= most_bytes)
             LSI_TRY(time_all_reduce(p, algorithm, lsi_cost_bytes[i], &curve->ns[i]));
     }

@@ -96,9 +96,9 @@ static double curve_ns(const lsi_curve *curve, int64_t bytes) {
     return curve->ns[i - 1] + share * (curve->ns[i] - curve->ns[i - 1]);
 }
 
-/* Contributions of many parts do not come in lines with flags: one trip more. */
+/* Contributions of many parts beyond a few lines do not come with flags: one trip more. */
 static double one_shot_ns(const lsi_choice_case *c, const lsi_costs *costs) {
-    bool in_parts = lsi_shape_of(c->kind)->many_in && c->slot_bytes > LSI_INLINE_BYTES;
+    bool in_parts = lsi_shape_of(c->kind)->many_in && c->slot_bytes > LSI_FLAGGED_PARTS_BYTES;
     return curve_ns(&costs->one_shot, c->slot_bytes) + (in_parts ? costs->one_shot.ns[0] : 0);
 }
 
@@ -115,7 +115,8 @@ double lsi_algorithm_cost_ns(int algorithm, const lsi_choice_case *c, const lsi_
     if (!pattern) return 0;
     lsi_pattern_case p = lsi_choice_pattern_case(c);
     lsi_pattern_cost cost = pattern->cost(&p);
-    return costs->passing_ns + cost.messages * costs->message_ns + cost.bytes * bytes * costs->message_per_byte_ns +
+    return costs->passing_ns + cost.messages * costs->message_ns +
+           cost.bytes * bytes * costs->message_per_byte_ns +
            cost.combined_bytes * bytes * costs->combine_per_byte_ns;
 }
 

@@ -139,8 +139,8 @@ struct ls_group {
     pthread_mutex_t lock; /* on everything above, while there is a thread */
     _Atomic uint32_t thread_bell;
 
-    /* Works by their index; but a call that is waited for at once in an idle group is `at_once`: its
-     * place stays in the cache, where 1,024 places in turns would not. */
+    /* Works by their index; but a call that is waited for at once in an idle group is `at_once`:
+     * its place stays in the cache, where 1,024 places in turns would not. */
     ls_work at_once;
     uint64_t at_once_index;
     ls_work works[LSI_CALLS];

@@ -161,7 +161,8 @@ static bool is_at_once(const ls_group *group, ls_work **handle) {
 static ls_status take_place(ls_group *group, bool at_once, ls_work **place) {
     if (at_once) group->at_once_index = group->n_posted;
     ls_work *work = lsi_work_at(group, group->n_posted);
-    if (!at_once && group->n_posted >= LSI_CALLS && (work->held || work->index >= group->n_completed)) {
+    if (!at_once && group->n_posted >= LSI_CALLS &&
+        (work->held || work->index >= group->n_completed)) {
         LSI_TRY(lsi_group_advance(group));
         if (work->held || work->index >= group->n_completed)
             return lsi_fail(LS_ERR_BUSY,

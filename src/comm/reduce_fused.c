@@ -128,7 +128,8 @@ INLINE void prefetch_step(int n, output_way way, const streams *s, int64_t at) {
         }
 }
 
-/* One line of a page to come, so that its address is translated by the time its lines are asked for.
+/* One line of a page to come, so that its address is translated by the time its lines are asked
+ * for.
  */
 INLINE void prefetch_page(int n, const streams *s, int64_t at) {
     for (int r = 0; r < n; r++) __builtin_prefetch(s->input[r] + at, 1);

@@ -111,8 +111,8 @@ static int64_t pull(const ls_work *work) {
     return lsi_pull(work, &from, 0, work->count);
 }
 
-/* Broadcast where the others' outputs are shared too: each rank, the root as well, copies a slice of
- * the root's input into all outputs. A copy is bound by what one processor can move. */
+/* Broadcast where the others' outputs are shared too: each rank, the root as well, copies a slice
+ * of the root's input into all outputs. A copy is bound by what one processor can move. */
 static bool can_spread(const ls_work *work) {
     if (work->call->kind != LSI_CALL_BROADCAST) return false;
     for (int r = 0; r < work->group->n_ranks; r++)
@@ -136,9 +136,9 @@ static int64_t spread_slice(const ls_work *work) {
 
 void lsi_direct(ls_work *work) {
     int kind = work->call->kind;
-    int64_t moved = kind == LSI_CALL_GATHER  ? push_to_root(work)
-                    : can_spread(work)       ? spread_slice(work)
+    int64_t moved = kind == LSI_CALL_GATHER ? push_to_root(work)
+                    : can_spread(work)      ? spread_slice(work)
                     : writes_to_peers(kind) ? reduce_slice(work)
-                                             : pull(work);
+                                            : pull(work);
     work->group->stats.bytes_sent += moved;
 }

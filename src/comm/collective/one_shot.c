@@ -57,12 +57,12 @@ static void write_lines(const ls_work *work, const unsigned char *from, size_t b
 }
 
 /* Where the contribution goes: the arrival line, lines with flags, or a slot. Factors of ranks come
- * with the arrival, which flags do not wait for. Where a reader needs one part of many, taking all
- * lines would cost more than the second trip. */
+ * with the arrival, which flags do not wait for. Where a reader needs one part of many, taking many
+ * lines costs more than the second trip. */
 static bool goes_into_lines(const ls_work *work) {
-    return work->contribution_bytes <= LSI_FLAGGED_BYTES &&
-           !lsi_shape_of(work->call->kind)->many_in && work->group->n_ranks > 1 &&
-           work->call->op != LS_OP_PREMUL_SUM;
+    bool in_parts = lsi_shape_of(work->call->kind)->many_in;
+    return work->contribution_bytes <= (in_parts ? LSI_FLAGGED_PARTS_BYTES : LSI_FLAGGED_BYTES) &&
+           work->group->n_ranks > 1 && work->call->op != LS_OP_PREMUL_SUM;
 }
 
 /* The own input as words of the arrival line. */
@@ -101,6 +101,7 @@ static unsigned char *gathered(const ls_work *work, int rank) {
 static size_t bytes_of(const ls_work *work, int rank) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
     if (shape->root_in && rank != work->call->root) return 0;
+    if (shape->many_in) return (size_t)work->contribution_bytes;
     int64_t elems = shape->many_out ? lsi_part_count(work, rank) : work->count;
     return (size_t)elems * lsi_elem_bytes(work);
 }

@@ -36,10 +36,11 @@ enum {
     LSI_MESSAGE_RECORDS = 256, /* sends and receives remembered */
     LSI_SLOTS = 16,            /* one-shot contributions in flight, beyond a line */
     LSI_SLOT_BYTES = 16 << 10,
-    LSI_INLINE_BYTES = 40,        /* contribution that fits into the arrival line */
-    LSI_FLAGGED_BYTES = 2 << 10,  /* that lies in lines with flags (collective/one_shot.c) */
-    LSI_BLOCK_BYTES = 512 << 10,  /* one of the two staging blocks of a rank */
-    LSI_CHANNEL_BYTES = 32 << 10, /* in flight from one rank to another */
+    LSI_INLINE_BYTES = 40,         /* contribution that fits into the arrival line */
+    LSI_FLAGGED_PARTS_BYTES = 448, /* the same for contributions of n parts */
+    LSI_FLAGGED_BYTES = 2 << 10,   /* that lies in lines with flags (collective/one_shot.c) */
+    LSI_BLOCK_BYTES = 512 << 10,   /* one of the two staging blocks of a rank */
+    LSI_CHANNEL_BYTES = 32 << 10,  /* in flight from one rank to another */
     LSI_HEAP_BLOCKS = 4096,
     LSI_REPORTS = 2 * LSI_MAX_RANKS, /* errors that can be under way at the same time */
     LSI_MAX_GROUPS = 1024,           /* alive at the same time in one region */

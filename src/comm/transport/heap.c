@@ -53,9 +53,9 @@ static int find_gap(const lsi_control *control, uint64_t bytes, placement place,
 
 /* [Note: phases] Buffers of the ranks of one call are mostly of one size and made at one time. If
  * large ones all began at the same place within their huge pages, the lines that one reduction
- * touches at a time would compete for the same few places in the caches; a multiple of 256 MiB apart
- * they are slow on some processors for another reason (reduce.c, lies_badly). So each begins a bit
- * further than the last, where the heap is so large that the gaps do not matter. */
+ * touches at a time would compete for the same few places in the caches; a multiple of 256 MiB
+ * apart they are slow on some processors for another reason (reduce.c, lies_badly). So each begins
+ * a bit further than the last, where the heap is so large that the gaps do not matter. */
 static int find_place(lsi_control *control, uint64_t bytes, uint64_t *offset) {
     enum { N_PHASES = 8, PHASE_BYTES = 17 * ALIGN_BYTES };
     placement small = {ALIGN_BYTES, 0};
