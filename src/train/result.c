@@ -37,7 +37,7 @@ typedef struct memory_row {
 static ls_status gather_memory(lsi_worker *w, memory_row rows[LSI_MAX_RANKS]) {
     memory_row mine;
     /* Libraries only grow; asked at the end, they have their largest size. */
-    lsi_mem_note(LSI_MEM_OTHER, lsi_mem_library_bytes());
+    lsi_mem_note(LSI_MEM_OTHER, lsi_mem_library_bytes() + lsi_region_control_bytes(w->region));
     for (int kind = 0; kind < LSI_MEM_N_KINDS; kind++)
         mine.peak_bytes[kind] = lsi_mem_peak((lsi_mem_kind)kind);
     mine.peak_rss_bytes = lsi_mem_peak_rss_bytes();
