@@ -5,6 +5,8 @@
  * on every call and reported on every rank with both calls. The first error of a group sticks:
  * every later call on any rank returns it. The call during which it arose may have returned LS_OK
  * on some ranks, whose results are then right; on the others the content of outputs is undefined.
+ * An error of the world ends the run: half a second later the launcher kills what is left of it. An
+ * error of another group stays there.
  *
  * Buffers from ls_group_alloc_shared can be read and written by all ranks of the machine;
  * collectives on them copy nothing. Other buffers work too, through shared blocks in pieces. Counts
@@ -56,9 +58,10 @@ LS_API const char *ls_op_name(ls_op op);
 
 /* The group of the workers that `lockstep` started: made from what the launcher left in the
  * environment (LOCKSTEP_FD, LOCKSTEP_RANK), or a group of one rank when there is no launcher.
- * Collective, blocks until all ranks are there or timeout_ms (< 0: no deadline) is over. Measures
- * the machine for the choice of algorithms, which takes a few milliseconds. The caller owns *group.
- * Once per worker: LS_ERR_STATE afterwards, even when the group was destroyed. */
+ * Collective, blocks until all ranks are there or timeout_ms (< 0: no deadline) is over; the
+ * deadline of later waits is set by ls_group_set_timeout. Measures the machine for the choice of
+ * algorithms, which takes a few milliseconds. The caller owns *group. Once per worker: LS_ERR_STATE
+ * afterwards, even when the group was destroyed. */
 LS_API LS_CHECKED ls_status ls_group_create(int64_t timeout_ms, ls_group **group);
 /* Local; never fails; NULL does nothing. Works still in flight are cancelled: ranks that wait for
  * this one's part get LS_ERR_PEER. Handles of works end with the group. */
@@ -66,8 +69,9 @@ LS_API void ls_group_destroy(ls_group *group);
 
 /* Groups of those ranks of `group` that give the same color, numbered by key, then by rank in
  * `group`. Collective over `group`; blocks with its default deadline. color < 0: takes part in no
- * new group, *part is NULL. The new group has its own order of calls and its own errors, and is the
- * caller's; groups may be destroyed in any order. As MPI_Comm_split. */
+ * new group, *part is NULL. The new group has its own order of calls and its own errors, starts
+ * with the deadline of `group`, and is the caller's; groups may be destroyed in any order. As
+ * MPI_Comm_split. */
 LS_API LS_CHECKED ls_status ls_group_split(ls_group *group, int color, int key, ls_group **part);
 /* A mesh of two axes, `replicate` outside, `shard` inside: rank = replica * shard_size + shard.
  * *shard: the shard_size consecutive ranks this rank belongs to; *replicate: the ranks with the
@@ -92,8 +96,9 @@ LS_API void ls_group_free_shared(ls_group *group, void *ptr);
  *
  * In place: output = input where both have the same size; where one has n parts and the other one,
  * the small one is the rank's own part of the large one. Other overlaps are LS_ERR_ARGUMENT, a
- * buffer of a work in flight is LS_ERR_BUSY. Where only the root has a buffer, the others' pointer
- * is not looked at. ---- */
+ * buffer of a work in flight is LS_ERR_BUSY (but two works may read the same one). Both are this
+ * rank's alone and do not stick: nothing was posted, and the other ranks wait for this one's call.
+ * Where only the root has a buffer, the others' pointer is not looked at. ---- */
 
 /* output[i] = op over ranks of input[i], on every rank; count elements (0 is fine). Bytes read and
  * written per rank on shared buffers: 2 * count * size, the lower bound. */
@@ -136,8 +141,9 @@ LS_API LS_CHECKED ls_status ls_all_to_all(ls_group *group, const void *input, vo
 LS_API LS_CHECKED ls_status ls_barrier(ls_group *group, ls_work **work);
 
 /* ---- between two ranks; local. The k-th send from a to b meets the k-th receive on b from a; both
- * must have the same count and dtype (a difference is LS_ERR_MISMATCH on both). They go on beside
- * collectives. A send is done when its buffer may be used again, which may be before the receive.
+ * must have the same count and dtype (a difference is LS_ERR_MISMATCH, a first error of the group).
+ * They go on beside collectives. A send is done when its buffer may be used again, which may be
+ * before the receive; the sender then gets that error from its next call.
  * To oneself: a send and a receive, at least the first of them not waited for. ---- */
 
 LS_API LS_CHECKED ls_status ls_send(ls_group *group, const void *buffer, int64_t count,
@@ -156,7 +162,8 @@ LS_API LS_CHECKED ls_status ls_batch_end(ls_group *group, ls_work **work);
 /* ---- works ---- */
 
 /* Moves works of the group on, as far as possible without waiting, and says in *done whether this
- * one is finished. Does not release it. */
+ * one is finished. Where it fails, *done is left as it was: look at the status. Does not release
+ * it. */
 LS_API LS_CHECKED ls_status ls_work_test(ls_work *work, int *done);
 /* Blocks until done or timeout_ms (< 0: the group's default) is over, and releases the work
  * whatever the result. LS_ERR_TIMEOUT names the ranks that have not arrived and in which call they
@@ -172,8 +179,9 @@ LS_API int ls_group_has_thread(const ls_group *group, const char **reason);
 
 /* ---- failure ---- */
 
-/* Makes every present and future wait on every rank of the group return `status` with `reason`
- * (and this rank's number). The first abort wins. Any thread; does not block. */
+/* Makes every present and future wait on every rank of the group return `status` (LS_OK counts as
+ * LS_ERR_ABORTED) with `reason` and this rank's number in the group. The first error wins. Any
+ * thread; does not block. */
 LS_API void ls_group_abort(ls_group *group, ls_status status, const char *reason);
 /* LS_OK, or the group's first error with its message set for this thread. */
 LS_API LS_CHECKED ls_status ls_group_status(ls_group *group);
@@ -185,7 +193,7 @@ LS_API void ls_group_set_timeout(ls_group *group, int64_t timeout_ms);
 /* How one call would be done: the cheapest by the measured costs, or the one that is forced by the
  * environment variable LOCKSTEP_ALGO (docs/collectives.md). */
 typedef struct ls_choice {
-    const char *algorithm; /* "direct", "ring" …; static */
+    const char *algorithm; /* "direct" (or staged: buffers decide), "ring" …; static */
     double time_us;        /* what the cost model expects */
     int forced;            /* 1: LOCKSTEP_ALGO says so */
 } ls_choice;

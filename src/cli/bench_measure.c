@@ -58,6 +58,7 @@ typedef struct worker {
     int64_t n_slots, cursor, n_input, n_floats;
     int n_batch;
     int64_t wrong_in[N_KINDS];
+    const char *algorithm[N_KINDS]; /* that did the last call */
 } worker;
 
 /* ---- memory ---- */
@@ -187,6 +188,8 @@ static ls_status run_batch(worker *w, pass kind) {
         call.input = w->input + slot + w->input_at;
         call.output = kind == IN_PLACE ? w->input + slot + w->output_at : w->output + slot;
         LSI_TRY(request->collective->call(&call));
+        w->algorithm[kind] = request->collective->only_way ? request->collective->only_way
+                                                           : lsi_group_last_algorithm(w->group);
     }
     return LS_OK;
 }
@@ -346,17 +349,15 @@ static ls_status choose(const worker *w, const bench_point *point, ls_choice *ch
 static ls_status report_point(worker *w) {
     const bench_request *request = w->request;
     bench_figures figures[N_KINDS];
-    ls_choice choice;
-    LSI_TRY(choose(w, &w->point, &choice, NULL, 0, NULL));
     for (int k = 0; k <= IN_PLACE; k++)
         if (has_kind(w, (pass)k)) figure(w, (pass)k, &figures[k]);
     bool in_place = has_kind(w, IN_PLACE);
     bench_print_row(request, &w->point, &figures[OUT_OF_PLACE],
-                    in_place ? &figures[IN_PLACE] : NULL, choice.algorithm);
+                    in_place ? &figures[IN_PLACE] : NULL, w->algorithm[OUT_OF_PLACE]);
     if (!w->rows) return LS_OK;
     for (int k = 0; k <= (in_place ? IN_PLACE : OUT_OF_PLACE); k++)
-        LSI_TRY(keep_row(w, bench_row_to_json(request, &w->point, &figures[k], k == IN_PLACE,
-                                              choice.algorithm)));
+        LSI_TRY(keep_row(
+            w, bench_row_to_json(request, &w->point, &figures[k], k == IN_PLACE, w->algorithm[k])));
     return LS_OK;
 }
 
@@ -451,7 +452,9 @@ ls_status bench_work(lsi_region *region, int rank, void *context) {
     ls_status status = lsi_group_attach(region, rank, &w.group);
     if (status != LS_OK) return status;
     w.n_ranks = ls_group_world_size(w.group);
-    if (rank == 0 && w.request->json) {
+    status = ls_barrier(w.group, NULL);
+    if (status == LS_OK) status = lsi_group_calibrate(w.group);
+    if (status == LS_OK && rank == 0 && w.request->json) {
         w.rows = json_array();
         if (!w.rows) status = lsi_fail(LS_ERR_MEMORY, "bench: out of memory for --json");
     }

@@ -23,6 +23,7 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     LSI_TRY(lsi_check_alloc(group));
     unsigned char *gathered = lsi_alloc(LSI_MEM_OTHER, (size_t)n_ranks * LSI_FLAGGED_BYTES);
     ls_status status = lsi_check_alloc(gathered);
+    if (status == LS_OK) status = lsi_thread_check();
     if (status == LS_OK) status = lsi_rules_parse(getenv("LOCKSTEP_ALGO"), &group->rules);
     if (status == LS_OK && atomic_exchange(&control->ranks[rank].attached, 1))
         status = lsi_fail(
@@ -216,7 +217,11 @@ void lsi_group_raise(ls_group *group, ls_status status, const char *message) {
 
 void ls_group_abort(ls_group *group, ls_status status, const char *reason) {
     char message[LSI_MESSAGE_BYTES];
-    snprintf(message, sizeof message, "rank %d aborted the group: %s", group->rank, reason);
+    char place[32] = "";
+    if (group->control->number != 0)
+        snprintf(place, sizeof place, "group %d: ", group->control->number);
+    snprintf(message, sizeof message, "%srank %d aborted the group: %s", place, group->rank,
+             reason ? reason : "no reason was given");
     lsi_group_raise(group, status == LS_OK ? LS_ERR_ABORTED : status, message);
 }
 

@@ -29,6 +29,7 @@
 #include "comm/choose.h"
 #include "comm/order.h"
 #include "comm/reduce.h"
+#include "comm/transport/bell.h"
 #include "comm/transport/control.h"
 
 typedef struct lsi_passing lsi_passing; /* state of a pattern, collective/passing.c */
@@ -179,7 +180,7 @@ LS_CHECKED ls_status lsi_group_open(lsi_region *region, lsi_group_control *contr
 /* lsi_bell_fence, without the way through the region. */
 static inline void lsi_group_fence(const ls_group *group) {
     if (group->fenced)
-        atomic_thread_fence(memory_order_seq_cst);
+        lsi_full_fence();
     else
         atomic_signal_fence(memory_order_seq_cst);
 }
@@ -189,7 +190,7 @@ static inline void lsi_group_fence_for_last(const ls_group *group) {
     if (group->fenced || group->n_ranks == 2) return;
     for (int r = 0; r < group->n_ranks; r++)
         if (atomic_load_explicit(&group->ranks[r].asleep, memory_order_relaxed) != 0) {
-            atomic_thread_fence(memory_order_seq_cst);
+            lsi_full_fence();
             return;
         }
 }
@@ -258,10 +259,21 @@ ls_work *lsi_message_work(ls_group *group, lsi_work_kind what, ls_status *status
 /* End of a public call that posted: waits, hands out the handle, or leaves the work to the batch.
  * Under the lock. */
 ls_status lsi_post_end(ls_work *work, ls_work **handle);
+/* Between begin and end of a batch calls have no handle of their own. */
+static inline ls_status lsi_check_batch(const ls_group *group, ls_work **handle) {
+    if (!group->batch || !handle) return LS_OK;
+    return lsi_fail(
+        LS_ERR_ARGUMENT,
+        "rank %d: a batch is open; expected work = NULL, ls_batch_end gives one work for "
+        "all",
+        group->rank);
+}
 /* First error of a batch is kept for its end. Returns status. */
 ls_status lsi_post_failed(ls_group *group, ls_status status);
 /* Tells the thread that there is something to do. */
 void lsi_thread_notify(ls_group *group);
+/* LS_ERR_USAGE if LOCKSTEP_PROGRESS is no word that we know. */
+ls_status lsi_thread_check(void);
 void lsi_thread_start(ls_group *group);
 void lsi_thread_stop(ls_group *group);
 

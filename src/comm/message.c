@@ -160,6 +160,7 @@ static ls_status post_locked(ls_group *group, const lsi_call *call, void *buffer
                              ls_work **handle) {
     ls_status status = LS_OK;
     LSI_TRY(lsi_group_error(group));
+    LSI_TRY(lsi_check_batch(group, handle));
     LSI_TRY(
         check_message(group, call->kind, buffer, call->count, (ls_dtype)call->dtype, call->root));
     ls_work *work = lsi_message_work(group, LSI_WORK_MESSAGE, &status);
@@ -219,7 +220,6 @@ static ls_status hand_out(ls_work *work, ls_work **handle) {
 ls_status lsi_post_end(ls_work *work, ls_work **handle) {
     ls_group *group = work->group;
     if (group->batch) {
-        if (handle) *handle = NULL;
         if (work->what == LSI_WORK_CALL) {
             group->batch->index = work->index + 1;
         } else {

@@ -285,6 +285,7 @@ static ls_status describe(ls_work *work, ls_group *group, const request *r) {
 static ls_status post_locked(ls_group *group, const request *r, ls_work **handle) {
     ls_work *work = NULL;
     LSI_TRY(lsi_group_error(group));
+    LSI_TRY(lsi_check_batch(group, handle));
     LSI_TRY(check_counts(group, r));
     LSI_TRY(take_place(group, is_at_once(group, handle), &work));
     ls_status status = describe(work, group, r);

@@ -30,8 +30,8 @@ int lsi_region_n_ranks(const lsi_region *region);
 /* Processors that all ranks together can use: the creator's, before ranks are bound to theirs. */
 int lsi_region_n_cpus(const lsi_region *region);
 
-/* Resident bytes of this process that are the region's own, not buffers; 0 where the system does not
- * say. */
+/* Resident bytes of this process that are the region's own, not buffers; 0 where the system does
+ * not say. */
 int64_t lsi_region_control_bytes(const lsi_region *region);
 
 /* A handle for one rank, in its own process or thread; local, no meeting. Once per rank: counters

@@ -70,6 +70,15 @@ void lsi_thread_notify(ls_group *group) {
     if (group->has_thread) ring(group);
 }
 
+ls_status lsi_thread_check(void) {
+    const char *wish = getenv("LOCKSTEP_PROGRESS");
+    if (!wish || !*wish || strcmp(wish, "auto") == 0 || strcmp(wish, "thread") == 0 ||
+        strcmp(wish, "inline") == 0)
+        return LS_OK;
+    return lsi_fail(LS_ERR_USAGE, "LOCKSTEP_PROGRESS is '%s', expected auto, thread or inline",
+                    wish);
+}
+
 /* Sets the sentence; true if a thread is wanted. */
 static bool decide(ls_group *group) {
     const char *wish = getenv("LOCKSTEP_PROGRESS");

@@ -169,6 +169,8 @@ static void put_whereabouts(text *t, const ls_work *work, int rank) {
         put(t, " (last call #%llu, %s, count %lld%s", (unsigned long long)published,
             lsi_call_kind_name(last->kind), (long long)last->count,
             atomic_load(&control->done) >= published ? ", finished" : ", unfinished");
+    int waits_for = atomic_load(&control->waits_for) - 1;
+    if (waits_for >= 0) put(t, "; it waits for a message to or from rank %d", waits_for);
     const lsi_rank_control *own = world_control(work->group, rank);
     if (atomic_load(&own->ended) == 2)
         put(t, "; its process, pid %d, ended without leaving the group)", atomic_load(&own->pid));
@@ -182,7 +184,7 @@ static int put_missing(text *t, const ls_work *work, reason why, const bool *sti
     for (int r = 0; r < work->group->n_ranks; r++) {
         if (r == work->group->rank || !is_missing(work, r, why, still)) continue;
         bool joined = atomic_load(&work->group->ranks[r].published) > work->index;
-        put(t, " rank %d did not %s", r, joined ? "finish" : "join");
+        put(t, "%s rank %d did not %s", n_missing ? "," : "", r, joined ? "finish" : "join");
         put_whereabouts(t, work, r);
         n_missing++;
     }

@@ -434,6 +434,8 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
         if (status == LS_OK) status = sleep_for_change(work, deadline_ns);
     }
     group->stats.wait_ns += lsi_ticks() - begin - (group->stats.work_ns - work_before);
+    if (lsi_work_is_done(work))
+        atomic_store_explicit(&group->me->waits_for, 0, memory_order_relaxed);
     return status;
 }
 

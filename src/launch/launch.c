@@ -144,11 +144,14 @@ static void report_death(supervisor *s, int rank, const siginfo_t *how) {
         snprintf(end, sizeof end, "exited with code %d", how->si_status);
     else
         snprintf(end, sizeof end, "ended, and another part of this program took its exit status");
-    snprintf(message, sizeof message,
-             "rank %d (pid %d) %s at step %lld; all workers were stopped%s", rank,
-             (int)s->pid[rank], end, (long long)lsi_region_step(s->region, rank),
+    /* Programs that `lockstep run` starts have no steps that we know of. */
+    char at_step[32] = "";
+    int64_t step = lsi_region_step(s->region, rank);
+    if (step > 0) snprintf(at_step, sizeof at_step, " at step %lld", (long long)step);
+    snprintf(message, sizeof message, "rank %d (pid %d) %s%s; all workers were stopped%s", rank,
+             (int)s->pid[rank], end, at_step,
              by_signal && how->si_status == SIGKILL
-                 ? " (if nobody killed it, memory ran out: try a smaller --micro-batch-size)"
+                 ? " (if nobody killed it, memory ran out: try fewer workers or smaller batches)"
                  : "");
     lsi_region_abort(s->region, LS_ERR_PEER, rank, message);
     if (lsi_region_noticed_dead(s->region) == rank)
