@@ -345,10 +345,9 @@ static void every_group_alive_is_shown(void **state) {
 /* One thread calls, another looks: what it sees of call k is call k, whole. */
 typedef struct watch {
     lsi_region *region;
-    _Atomic int ends;
-    ls_status status;
+    _Atomic int ends, n_looks;
+    _Atomic ls_status status;
     char message[LSI_MESSAGE_BYTES];
-    int n_looks;
 } watch;
 
 static int64_t count_of(uint64_t number) {
