@@ -230,6 +230,14 @@ void lsi_group_ring(ls_group *group);
 /* Moves all posted works on without waiting. Under the lock. */
 ls_status lsi_group_advance(ls_group *group);
 bool lsi_work_is_done(const ls_work *work);
+/* For a call that is waited for at once in an idle group, see work.c. */
+bool lsi_may_go_the_short_way(const ls_work *work);
+ls_status lsi_go_the_short_way(ls_work *work, bool *done);
+static inline void lsi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
 /* Grows with everything of this rank that can move while a work is waited for. */
 uint64_t lsi_progress_of(const ls_group *group);
 void lsi_work_release(ls_work *work);

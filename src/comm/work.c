@@ -1,9 +1,8 @@
-/* The engine: posted works are published, started, completed and waited for, in order.
+/* The engine: posted works are published, started and completed, in order (wait.c waits).
  *
  * Progress is made by whoever calls test, wait, progress or post on this rank, and by the group's
  * thread where there is one (thread.c). Without, that suits one worker per core: a reduction is
  * work for the same core either way. */
-#include <sched.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -14,11 +13,6 @@
 
 /* Looks at flags for each look at the arrival line, which its rank is about to write. */
 enum { LOOKS_PER_ARRIVAL = 16 };
-/* Longest sleep without looking at errors, deadlines and dead peers; a wake-up normally ends it
- * earlier. */
-static const int64_t MAX_SLEEP_NS = 4 * 1000 * 1000;
-/* How long whoever started a peer that died has to tell more about it than we can see. */
-static const int64_t DEATH_GRACE_NS = 2 * 1000 * 1000;
 
 void lsi_group_ring(ls_group *group) {
     for (int r = 0; r < group->n_ranks; r++)
@@ -294,7 +288,7 @@ ls_status lsi_group_advance(ls_group *group) {
     return LS_OK;
 }
 
-/* ---- wait ---- */
+/* ---- what waiting looks at ---- */
 
 bool lsi_work_is_done(const ls_work *work) {
     uint64_t completed = work->group->n_completed;
@@ -314,52 +308,14 @@ uint64_t lsi_progress_of(const ls_group *group) {
            (uint64_t)group->stats.bytes_sent;
 }
 
-/* A peer died: whoever started it says more, if it says anything soon. */
-static ls_status look_for_dead(ls_group *group) {
-    int me = group->control->member[group->rank];
-    int dead = lsi_region_find_dead(group->region, me);
-    if (dead < 0) return LS_OK;
-    int64_t until_ns = lsi_now_ns() + DEATH_GRACE_NS;
-    while (lsi_now_ns() < until_ns) {
-        LSI_TRY(lsi_group_error(group));
-        if (lsi_region_find_dead(group->region, me) != dead) return LS_OK;
-        sched_yield();
-    }
-    return lsi_report_dead(group, dead);
-}
-
-/* Sleeps until something may have changed; looks once more between announcing and sleeping. */
-static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
-    ls_group *group = work->group;
-    int64_t left_ns = deadline_ns - lsi_now_ns();
-    uint64_t before = lsi_progress_of(group);
-    uint32_t ticket = lsi_bell_prepare(group->region, group->me);
-    ls_status status = lsi_group_advance(group);
-    bool changed = lsi_work_is_done(work) || lsi_progress_of(group) != before;
-    if (status == LS_OK && !changed && left_ns > 0 && !lsi_someone_left(work)) {
-        lsi_group_unlock(group);
-        lsi_bell_sleep(group->me, ticket, left_ns < MAX_SLEEP_NS ? left_ns : MAX_SLEEP_NS);
-        lsi_group_lock(group);
-        /* Who died rings nobody: a sleep that was ended by a peer costs no look. */
-        if (atomic_load_explicit(&group->me->bell, memory_order_relaxed) == ticket)
-            status = look_for_dead(group);
-    }
-    lsi_bell_cancel(group->me);
-    return status;
-}
-
-static void pause_briefly(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
+/* ---- the short way ---- */
 
 static bool look_shortly(ls_work *work, bool (*is_there)(ls_work *)) {
     enum { SHORT_LOOKS = 100 };
     int n_looks = work->group->spins < SHORT_LOOKS ? 1 : SHORT_LOOKS;
     for (int i = 0; i < n_looks; i++) {
         if (is_there(work)) return true;
-        pause_briefly();
+        lsi_pause();
     }
     return false;
 }
@@ -367,7 +323,7 @@ static bool look_shortly(ls_work *work, bool (*is_there)(ls_work *)) {
 /* The short way for a call that is waited for at once in a group that is idle otherwise: the same
  * steps as lsi_group_advance, without looking for other works. *done stays false when it
  * takes long, and the long way goes on from here. */
-static ls_status go_the_short_way(ls_work *work, bool *done) {
+ls_status lsi_go_the_short_way(ls_work *work, bool *done) {
     ls_group *group = work->group;
     bool finished = false;
     if (!can_publish(group, work)) return LS_OK;
@@ -382,99 +338,8 @@ static ls_status go_the_short_way(ls_work *work, bool *done) {
     return LS_OK;
 }
 
-static bool may_go_the_short_way(const ls_work *work) {
+bool lsi_may_go_the_short_way(const ls_work *work) {
     const ls_group *group = work->group;
     return work->what == LSI_WORK_CALL && work->index == group->n_completed &&
            work->index == group->n_published && !group->has_thread && !group->n_messages_left;
-}
-
-/* A few looks before the clock is read: most short calls end here. */
-static ls_status look(ls_work *work, int n_looks, bool yield) {
-    ls_group *group = work->group;
-    for (int i = 0; i < n_looks; i++) {
-        LSI_TRY(lsi_group_advance(group));
-        if (lsi_work_is_done(work)) return LS_OK;
-        if (!yield && !group->has_thread) {
-            pause_briefly();
-            continue;
-        }
-        lsi_group_unlock(group);
-        if (yield)
-            sched_yield();
-        else
-            pause_briefly();
-        lsi_group_lock(group);
-    }
-    return LS_OK;
-}
-
-ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
-    enum { FIRST_LOOKS = 50 };
-    ls_group *group = work->group;
-    bool done = false;
-    if (may_go_the_short_way(work)) LSI_TRY(go_the_short_way(work, &done));
-    if (done) return LS_OK;
-    LSI_TRY(look(work, group->spins < FIRST_LOOKS ? 1 : FIRST_LOOKS, false));
-    if (lsi_work_is_done(work)) return LS_OK;
-    if (work->what == LSI_WORK_CALL) work->call->posted_ms = lsi_coarse_ms();
-    int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks(), work_before = group->stats.work_ns;
-    int64_t deadline_ns = lsi_deadline_ns(timeout_ms < 0 ? group->timeout_ms : timeout_ms);
-    ls_status status = LS_OK;
-    while (status == LS_OK) {
-        /* The clock is read before the counters: a rank that was held up itself, for longer than
-         * its deadline, looks at what came meanwhile before it blames others. */
-        int64_t now_ns = lsi_now_ns();
-        lsi_beat(group);
-        atomic_store_explicit(&group->me->waits_for, lsi_waits_for(work) + 1, memory_order_relaxed);
-        status = look(work, group->spins, false);
-        if (status == LS_OK && !lsi_work_is_done(work)) status = look(work, group->yields, true);
-        if (status != LS_OK || lsi_work_is_done(work)) break;
-        if (now_ns >= deadline_ns || lsi_someone_left(work))
-            status = lsi_report_missing(work, (now_ns - begin_ns) / 1000000);
-        if (status == LS_OK) status = sleep_for_change(work, deadline_ns);
-    }
-    group->stats.wait_ns += lsi_ticks() - begin - (group->stats.work_ns - work_before);
-    if (lsi_work_is_done(work))
-        atomic_store_explicit(&group->me->waits_for, 0, memory_order_relaxed);
-    return status;
-}
-
-ls_status ls_work_wait(ls_work *work, int64_t timeout_ms) {
-    if (!work || !work->held)
-        return lsi_fail(LS_ERR_ARGUMENT, "ls_work_wait: the work was released already");
-    ls_group *group = work->group;
-    lsi_group_lock(group);
-    ls_status status =
-        lsi_work_is_done(work) ? lsi_group_error(group) : lsi_work_await(work, timeout_ms);
-    lsi_work_release(work);
-    lsi_group_unlock(group);
-    return status;
-}
-
-/* For callers who only test, now and then: whether somebody died or left. */
-static ls_status look_around(ls_work *work) {
-    enum { TESTS_PER_LOOK = 1024 };
-    ls_group *group = work->group;
-    if (++group->n_tests % TESTS_PER_LOOK != 0) return LS_OK;
-    LSI_TRY(look_for_dead(group));
-    return lsi_someone_left(work) ? lsi_report_missing(work, 0) : LS_OK;
-}
-
-ls_status ls_work_test(ls_work *work, int *done) {
-    if (!work || !work->held)
-        return lsi_fail(LS_ERR_ARGUMENT, "ls_work_test: the work was released already");
-    ls_group *group = work->group;
-    lsi_group_lock(group);
-    ls_status status = lsi_group_advance(group);
-    if (status == LS_OK && !lsi_work_is_done(work)) status = look_around(work);
-    if (status == LS_OK) *done = lsi_work_is_done(work);
-    lsi_group_unlock(group);
-    return status;
-}
-
-ls_status ls_group_progress(ls_group *group) {
-    lsi_group_lock(group);
-    ls_status status = lsi_group_advance(group);
-    lsi_group_unlock(group);
-    return status;
 }
