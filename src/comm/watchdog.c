@@ -128,21 +128,33 @@ static bool is_last(const ls_group *group, int rank) {
     return true;
 }
 
+/* Ranks whose beat has not moved since `before`. Returns how many. */
+static int count_still(const ls_group *group, const uint32_t before[LSI_MAX_RANKS],
+                       bool still[LSI_MAX_RANKS]) {
+    int n_still = 0;
+    for (int r = 0; r < group->n_ranks; r++) {
+        still[r] = r != group->rank && atomic_load(&group->ranks[r].beat) == before[r];
+        n_still += still[r];
+    }
+    return n_still;
+}
+
 /* Looks for a while which ranks do not wait: in algorithms whose ranks wait for each other in turn,
- * counters alone do not tell who holds up whom. Moves this rank on meanwhile. */
+ * counters alone do not tell who holds up whom. Where several stand still, longer: on a machine
+ * with much else to do, a rank that waits may not have run at all. Moves this rank on meanwhile. */
 static ls_status watch(const ls_work *work, bool still[LSI_MAX_RANKS]) {
-    enum { WATCH_MS = 100 }; /* many times the longest sleep of a rank that waits */
+    enum { WATCH_MS = 100, WATCH_MOST_MS = 1000 }; /* a rank that waits sleeps a few ms at most */
     ls_group *group = work->group;
     uint32_t before[LSI_MAX_RANKS];
     for (int r = 0; r < group->n_ranks; r++) before[r] = atomic_load(&group->ranks[r].beat);
-    int64_t until_ns = lsi_deadline_ns(WATCH_MS);
-    while (lsi_now_ns() < until_ns && !lsi_work_is_done(work)) {
+    int64_t until_ns = lsi_deadline_ns(WATCH_MS), most_ns = lsi_deadline_ns(WATCH_MOST_MS);
+    while (!lsi_work_is_done(work) && lsi_now_ns() < most_ns &&
+           (lsi_now_ns() < until_ns || count_still(group, before, still) > 1)) {
         lsi_beat(group);
         lsi_sleep_ms(1);
         LSI_TRY(lsi_group_advance(group));
     }
-    for (int r = 0; r < group->n_ranks; r++)
-        still[r] = r != group->rank && atomic_load(&group->ranks[r].beat) == before[r];
+    (void)count_still(group, before, still);
     return LS_OK;
 }
 
