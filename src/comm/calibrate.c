@@ -161,9 +161,11 @@ ls_status lsi_group_calibrate(ls_group *group) {
     if (group->n_ranks == 1) return LS_OK;
     probe p = {.group = group, .n_batches = group->yields ? 2 : 5};
     lsi_costs costs = group->costs;
-    LSI_TRY(ls_group_alloc_shared(group, LARGE_BYTES, &p.shared));
-    p.plain = lsi_calloc(LSI_MEM_OTHER, 1, LARGE_BYTES);
-    ls_status status = lsi_check_alloc(p.plain);
+    ls_status status = ls_group_alloc_shared(group, LARGE_BYTES, &p.shared);
+    if (status == LS_OK) {
+        p.plain = lsi_calloc(LSI_MEM_OTHER, 1, LARGE_BYTES);
+        status = lsi_check_alloc(p.plain);
+    }
     /* A rank that has no memory must not leave the others waiting. */
     if (status != LS_OK) ls_group_abort(group, status, ls_last_message());
     if (status == LS_OK) status = measure(&p, &costs);

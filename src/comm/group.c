@@ -137,9 +137,7 @@ static void free_work(ls_work *work) {
 
 /* Works in flight keep memory of their own. */
 static void free_works(ls_group *group) {
-    for (int i = 0; i < LSI_CALLS; i++) {
-        free_work(&group->works[i]);
-    }
+    for (int i = 0; i < LSI_CALLS; i++) free_work(&group->works[i]);
     free_work(&group->at_once);
     lsi_messages_free(group);
     lsi_free(group->gathered);

@@ -55,8 +55,19 @@ static void sleep_is_not_cut_by_signals(void **state) {
     lsi_sleep_ms(-5);
 }
 
+/* Ticks and clock count the same time; loose, since either may be read late. */
+static void ticks_keep_up_with_the_clock(void **state) {
+    (void)state;
+    int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks();
+    lsi_sleep_ms(50);
+    int64_t ticks = lsi_ticks() - begin, ns = lsi_now_ns() - begin_ns;
+    assert_true(lsi_ticks_to_ns(ticks) > ns / 2 && lsi_ticks_to_ns(ticks) < 2 * ns);
+    assert_int_equal(lsi_ticks_to_ns(0), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ticks_keep_up_with_the_clock),
         cmocka_unit_test(time_never_goes_back),
         cmocka_unit_test(deadline_is_now_plus_wait),
         cmocka_unit_test(deadline_without_end_is_never),

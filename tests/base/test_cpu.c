@@ -1,6 +1,7 @@
 /* Processors: affinity as the system sets it, and control groups as made-up folder trees. */
 #include <sched.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/cpu.h"
 #include "base/file.h"
@@ -28,6 +29,45 @@ static int count_on_one_cpu(void *context) {
 static void affinity_to_one_processor_gives_one(void **state) {
     (void)state;
     assert_int_equal(run_in_child(count_on_one_cpu, NULL), 1);
+}
+
+/* ---- binding ---- */
+
+typedef struct binding {
+    int part, n_parts;
+    cpu_set_t before, *after; /* the latter in shared memory */
+} binding;
+
+static int bind_here(void *context) {
+    binding *b = context;
+    if (!lsi_cpu_bind(b->part, b->n_parts)) return 99;
+    return sched_getaffinity(0, sizeof *b->after, b->after) == 0 ? 0 : 98;
+}
+
+/* Parts are disjoint and together the whole mask where there are enough processors; else each has
+ * one, and all are used. */
+static void parts_share_the_mask(void **state) {
+    (void)state;
+    binding b;
+    assert_int_equal(sched_getaffinity(0, sizeof b.before, &b.before), 0);
+    b.after =
+        mmap(NULL, sizeof *b.after, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(b.after, MAP_FAILED);
+    int n_cpus = CPU_COUNT(&b.before);
+    for (b.n_parts = 1; b.n_parts <= 2 * n_cpus + 1; b.n_parts++) {
+        cpu_set_t seen;
+        int n_seen = 0;
+        CPU_ZERO(&seen);
+        for (b.part = 0; b.part < b.n_parts; b.part++) {
+            assert_int_equal(run_in_child(bind_here, &b), 0);
+            if (b.n_parts > n_cpus) assert_int_equal(CPU_COUNT(b.after), 1);
+            n_seen += CPU_COUNT(b.after);
+            CPU_OR(&seen, &seen, b.after);
+        }
+        assert_true(CPU_EQUAL(&seen, &b.before));
+        if (b.n_parts <= n_cpus) assert_int_equal(n_seen, n_cpus);
+    }
+    munmap(b.after, sizeof *b.after);
 }
 
 /* A file of a made-up tree: folder below the root, name, content. */
@@ -114,6 +154,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(count_is_at_least_one),
         cmocka_unit_test(affinity_to_one_processor_gives_one),
+        cmocka_unit_test(parts_share_the_mask),
         cmocka_unit_test(smallest_quota_on_path_counts),
         cmocka_unit_test(missing_list_limits_nothing),
         cmocka_unit_test(very_long_path_is_answered),

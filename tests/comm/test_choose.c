@@ -463,6 +463,28 @@ static void measured_costs_are_the_same_on_all_ranks(void **state) {
             assert_ok(run_ranks((rank_mode)mode, *n, calibrate, NULL));
 }
 
+/* Room for one of two: the rank that gets none tells the other. */
+static ls_status calibrate_without_room(ls_group *group, void *context) {
+    (void)context;
+    void *most = NULL;
+    if (ls_group_rank(group) == 0) {
+        size_t heap_bytes = lsi_group_region(group)->control->heap_bytes;
+        LSI_TRY(ls_group_alloc_shared(group, heap_bytes - (64 << 10), &most));
+    }
+    LSI_TRY(ls_barrier(group, NULL));
+    return lsi_group_calibrate(group);
+}
+
+static void a_rank_without_room_ends_the_calibration_of_all(void **state) {
+    (void)state;
+    rank_result results[2];
+    run_rank_processes(2, calibrate_without_room, NULL, results);
+    for (int r = 0; r < 2; r++)
+        if (results[r].status != LS_ERR_MEMORY)
+            fail_msg("rank %d: expected %d, found %d with '%s'", r, LS_ERR_MEMORY,
+                     results[r].status, results[r].message);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_are_known_and_unique),
@@ -477,6 +499,7 @@ int main(void) {
         cmocka_unit_test(wishes_that_cannot_be_are_errors),
         cmocka_unit_test(different_wishes_are_an_error),
         cmocka_unit_test(measured_costs_are_the_same_on_all_ranks),
+        cmocka_unit_test(a_rank_without_room_ends_the_calibration_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
