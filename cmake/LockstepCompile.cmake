@@ -24,7 +24,7 @@ target_compile_definitions(lockstep_compile INTERFACE _GNU_SOURCE)
 target_compile_options(lockstep_compile INTERFACE
   -ffp-contract=off -fno-math-errno -fno-trapping-math
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes
-  -Wmissing-prototypes -Wvla -Wundef)
+  -Wmissing-prototypes -Wvla -Wundef -Wno-missing-field-initializers)
 if(LS_WERROR)
   target_compile_options(lockstep_compile INTERFACE -Werror)
 endif()

@@ -3,6 +3,8 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.12)
 pkg_check_modules(SODIUM REQUIRED IMPORTED_TARGET libsodium>=1.0.18)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
 
 # Matrix products: oneDNN by choice, CBLAS where it is missing (said by `lockstep version`).
 if(NOT LS_GEMM MATCHES "^(auto|dnnl|cblas)$")

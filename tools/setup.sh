@@ -21,10 +21,13 @@ build | CMake                  | has_command cmake                       | cmake
 build | pkg-config             | has_command pkg-config                  | pkg-config pkgconf
 build | jansson                | has_header jansson.h                    | libjansson-dev
 build | libsodium              | has_header sodium.h                     | libsodium-dev
+build | utf8proc               | has_header utf8proc.h                   | libutf8proc-dev
+build | zlib                   | has_header zlib.h                       | zlib1g-dev
 build | oneDNN or OpenBLAS     | has_matrix_products                     | libdnnl-dev libonednn-dev libopenblas-dev
 test  | C++ compiler           | has_command c++                         | g++
 test  | cmocka                 | has_header cmocka.h                     | libcmocka-dev
 test  | spin                   | has_command spin                        | spin
+test  | Fashion-MNIST          | has_folder /usr/share/datasets/fashion-mnist | dataset-fashion-mnist
 demo  | King James Bible       | has_command bible                       | bible-kjv
 bench | C++ compiler           | has_command c++                         | g++
 bench | Open MPI               | has_command mpicc.openmpi               | libopenmpi-dev
@@ -64,6 +67,8 @@ has_matrix_products() {
     has_header cblas.h && has_library openblas || return 1
     [ "$(id -u)" -ne 0 ] || { ! apt_knows libdnnl-dev && ! apt_knows libonednn-dev; }
 }
+
+has_folder() { [ -d "$1" ]; }
 
 has_library() { [[ "$(cc -print-file-name="lib$1.so")" == */* ]]; }
 

@@ -26,6 +26,12 @@ typedef struct ls_adamw_opts {
 LS_API void ls_adamw_update(float *weight, const float *grad, float *first_moment,
                             float *second_moment, int64_t count, const ls_adamw_opts *opts);
 
+/* The same update of the float32 values that a bfloat16 weight stands for (its master), and weight
+ * becomes master rounded to nearest even, all in one pass. weight: count bfloat16 elements. */
+LS_API void ls_adamw_update_bf16(float *master, void *weight, const float *grad,
+                                 float *first_moment, float *second_moment, int64_t count,
+                                 const ls_adamw_opts *opts);
+
 /* Sum of squares of count float32 elements in double: blocks of 4096 elements from the start of
  * the range, each summed in a fixed order of 16 lanes, then the block sums in order. Does not
  * depend on threads. The global norm of a model is the root of these sums over its parameters,

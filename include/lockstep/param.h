@@ -21,10 +21,10 @@ enum {
 typedef struct ls_param {
     const char *name; /* unique in the model; borrowed, lives as long as the model */
     int64_t count;    /* elements */
-    ls_dtype dtype;   /* of data and grad; LS_DTYPE_F32 in this version */
+    ls_dtype dtype;   /* of data: LS_DTYPE_F32 or LS_DTYPE_BF16 */
     uint32_t flags;   /* LS_PARAM_… */
     void *data;       /* count elements, owned by the model */
-    void *grad;       /* count elements; a strategy points it into its buckets */
+    void *grad;       /* count float32 elements; a strategy points it into its buckets */
 } ls_param;
 
 #ifdef __cplusplus

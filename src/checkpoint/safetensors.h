@@ -13,6 +13,7 @@
 
 #include <lockstep/dtype.h>
 
+#include "base/file.h"
 #include "base/message.h"
 
 enum { LSI_ST_MAX_DIMS = 8, LSI_ST_HEADER_CAP_BYTES = 100 * 1000 * 1000 };
@@ -22,14 +23,20 @@ typedef struct lsi_st_tensor {
     ls_dtype dtype;
     int n_dims;
     int64_t dims[LSI_ST_MAX_DIMS];
-    const void *data; /* writing: where the bytes are; reading: in the mapping, may be unaligned */
-    size_t bytes;
+    const void
+        *data;    /* writing: where the numbers are; reading: in the mapping, may be unaligned */
+    size_t bytes; /* in the file */
+    ls_dtype data_dtype; /* writing: of the numbers at data, if not dtype: F32 is rounded to BF16 on
+                            the way (to nearest, ties to even), without a second copy in memory */
 } lsi_st_tensor;
 
 /* Atomic write (base/file.h). Tensors are laid out in name order (strcmp) without gaps; the first
  * byte of data is aligned to 8. metadata: pairs of name and value, NULL ends; may be NULL. */
 LS_CHECKED ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
                                   const char *const *metadata);
+/* All of it but the last step: the file gets its name with lsi_file_commit(*writer). */
+LS_CHECKED ls_status lsi_st_begin(const char *path, const lsi_st_tensor *tensors, int n_tensors,
+                                  const char *const *metadata, lsi_file_writer **writer);
 
 typedef struct lsi_st_file lsi_st_file;
 /* Maps the file. Its tensors are valid until lsi_st_close; who shortens the file in place meanwhile

@@ -13,6 +13,7 @@
 
 #include <jansson.h>
 
+#include "base/dtype.h"
 #include "base/file.h"
 #include "base/mem.h"
 
@@ -21,6 +22,10 @@ enum { LENGTH_BYTES = 8, ALIGN_BYTES = 8 };
 static const char METADATA[] = "__metadata__";
 
 /* ---- what callers may hand in ---- */
+
+static bool is_rounded(const lsi_st_tensor *t) {
+    return t->dtype == LS_DTYPE_BF16 && t->data_dtype == LS_DTYPE_F32;
+}
 
 static ls_status check_tensor(const char *path, const lsi_st_tensor *t) {
     char name[LSI_ST_SHOWN_BYTES];
@@ -34,6 +39,9 @@ static ls_status check_tensor(const char *path, const lsi_st_tensor *t) {
     if (t->n_dims < 0 || t->n_dims > LSI_ST_MAX_DIMS)
         return lsi_fail(LS_ERR_ARGUMENT, "%s: tensor '%s': %d dims, at most %d allowed", path, name,
                         t->n_dims, LSI_ST_MAX_DIMS);
+    if (t->data_dtype && t->data_dtype != t->dtype && !is_rounded(t))
+        return lsi_fail(LS_ERR_ARGUMENT, "%s: tensor '%s': cannot write %s as %s", path, name,
+                        ls_dtype_name(t->data_dtype), ls_dtype_name(t->dtype));
     char shape[LSI_ST_SHOWN_BYTES];
     lsi_st_shape_text(t->n_dims, t->dims, shape);
     size_t expected;
@@ -154,27 +162,45 @@ static ls_status make_header(const char *path, const lsi_st_tensor **tensors, in
 
 /* ---- the file ---- */
 
+static ls_status write_rounded(lsi_file_writer *writer, const float *values, size_t count) {
+    enum { PIECE = 8192 };
+    uint16_t halves[PIECE];
+    for (size_t at = 0; at < count; at += PIECE) {
+        size_t n = count - at < PIECE ? count - at : PIECE;
+        for (size_t i = 0; i < n; i++) halves[i] = lsi_f32_to_bf16(values[at + i]);
+        LSI_TRY(lsi_file_write(writer, halves, n * sizeof *halves));
+    }
+    return LS_OK;
+}
+
 static ls_status write_parts(lsi_file_writer *writer, const unsigned char *frame,
                              size_t frame_bytes, const lsi_st_tensor **tensors, int n_tensors) {
     LSI_TRY(lsi_file_write(writer, frame, frame_bytes));
-    for (int i = 0; i < n_tensors; i++)
-        if (tensors[i]->bytes > 0)
-            LSI_TRY(lsi_file_write(writer, tensors[i]->data, tensors[i]->bytes));
+    for (int i = 0; i < n_tensors; i++) {
+        const lsi_st_tensor *t = tensors[i];
+        if (is_rounded(t))
+            LSI_TRY(write_rounded(writer, t->data, t->bytes / sizeof(uint16_t)));
+        else if (t->bytes > 0)
+            LSI_TRY(lsi_file_write(writer, t->data, t->bytes));
+    }
     return LS_OK;
 }
 
 static ls_status write_file(const char *path, const unsigned char *frame, size_t frame_bytes,
-                            const lsi_st_tensor **tensors, int n_tensors) {
-    lsi_file_writer *writer;
-    LSI_TRY(lsi_file_begin(path, &writer));
-    ls_status status = write_parts(writer, frame, frame_bytes, tensors, n_tensors);
-    if (status == LS_OK) return lsi_file_commit(writer);
-    lsi_file_cancel(writer);
+                            const lsi_st_tensor **tensors, int n_tensors,
+                            lsi_file_writer **writer) {
+    lsi_file_writer *begun;
+    LSI_TRY(lsi_file_begin(path, &begun));
+    ls_status status = write_parts(begun, frame, frame_bytes, tensors, n_tensors);
+    if (status == LS_OK)
+        *writer = begun;
+    else
+        lsi_file_cancel(begun);
     return status;
 }
 
-ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
-                       const char *const *metadata) {
+ls_status lsi_st_begin(const char *path, const lsi_st_tensor *tensors, int n_tensors,
+                       const char *const *metadata, lsi_file_writer **writer) {
     if (n_tensors < 0) return lsi_fail(LS_ERR_ARGUMENT, "%s: %d tensors", path, n_tensors);
     const lsi_st_tensor **sorted = NULL;
     LSI_TRY(sort_tensors(path, tensors, n_tensors, &sorted));
@@ -182,9 +208,16 @@ ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_ten
     size_t frame_bytes = 0;
     ls_status status = make_header(path, sorted, n_tensors, metadata, &frame, &frame_bytes);
     if (status == LS_OK) {
-        status = write_file(path, frame, frame_bytes, sorted, n_tensors);
+        status = write_file(path, frame, frame_bytes, sorted, n_tensors, writer);
         lsi_free(frame);
     }
     lsi_free(sorted);
     return status;
+}
+
+ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
+                       const char *const *metadata) {
+    lsi_file_writer *writer;
+    LSI_TRY(lsi_st_begin(path, tensors, n_tensors, metadata, &writer));
+    return lsi_file_commit(writer);
 }

@@ -2,14 +2,14 @@
 #include <stdio.h>
 
 #include "cli/command.h"
-#include "train/train.h"
+#include "train/generate.h"
 
 exit_code run_generate(int argc, char **argv) {
     lsi_generate_config config;
     lsi_opt_set *set = NULL;
     ls_status status = lsi_opt_parse(lsi_generate_options, argc, argv, &config, NULL, 0, &set);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
-    status = lsi_generate(&config, stdout);
+    status = lsi_generate(&config, stdin, stdout);
     if (status == LS_OK) printf("\n");
     exit_code code = EXIT_DONE;
     if (status != LS_OK)

@@ -1,18 +1,13 @@
-/* `lockstep inspect`: shows what the recorder has of a run, alive or failed. */
-#include <errno.h>
+/* `lockstep inspect`: a model folder, a safetensors file, or what the recorder has of a run. What
+ * PATH is decides: a folder is a model; a file whose ninth byte is '{', or whose name ends with
+ * .safetensors, is safetensors; any other file, or the number of a process, is the recorder's. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
-#include "base/file.h"
 #include "cli/command.h"
+#include "cli/inspect.h"
 #include "comm/record.h"
-
-typedef struct inspect_config {
-    const char *recorder, *json;
-    int64_t last, group;
-} inspect_config;
 
 #define ROW(name, type, field, unit, initial, min, max, group, help)                               \
     { name, 0, type, offsetof(inspect_config, field), unit, initial, min, max, NULL, group, help }
@@ -30,51 +25,41 @@ const lsi_opt inspect_options[] = {
     {0},
 };
 
-static ls_status open_source(const char *what, lsi_record_source **source) {
-    if (strspn(what, "0123456789") < strlen(what)) return lsi_record_open_file(what, source);
-    errno = 0;
-    long pid = strtol(what, NULL, 10);
-    if (errno || pid < 1 || pid > INT32_MAX)
-        return lsi_fail(LS_ERR_USAGE, "--recorder %s: expected a file or the number of a process",
-                        what);
-    return lsi_record_open_process((pid_t)pid, source);
+static bool ends_with(const char *text, const char *ending) {
+    size_t length = strlen(text), end_length = strlen(ending);
+    return length >= end_length && strcmp(text + length - end_length, ending) == 0;
 }
 
-static ls_status show(lsi_record_source *source, const inspect_config *config) {
-    lsi_record_opts opts = {.last = (int)config->last,
-                            .group = (int)config->group,
-                            .color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR")};
-    LSI_TRY(lsi_record_print(source, &opts, stdout));
-    if (!config->json) return LS_OK;
-    json_t *value = NULL;
-    LSI_TRY(lsi_record_to_json(source, &opts, &value));
-    ls_status status = lsi_file_replace_json(config->json, value);
-    json_decref(value);
-    return lsi_context(status, "--json");
+/* Files that cannot be read are left to those who say why. */
+static bool is_model(const char *path) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return true;
+    if (ends_with(path, ".safetensors")) return true;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+    char head[9] = "";
+    FILE *file = fopen(path, "re");
+    bool is_header = file && fread(head, 1, sizeof head, file) == sizeof head && head[8] == '{';
+    if (file) fclose(file);
+    return is_header;
 }
 
-static exit_code inspect(const inspect_config *config) {
-    lsi_record_source *source = NULL;
-    if (!config->recorder || !config->recorder[0]) {
-        (void)lsi_fail(LS_ERR_USAGE, "inspect: nothing to look at; expected --recorder FILE or "
-                                     "--recorder PID");
-        return report_failure(LS_ERR_USAGE, EXIT_WRONG_USAGE);
-    }
-    ls_status status = open_source(config->recorder, &source);
-    if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
-    status = show(source, config);
-    lsi_record_close(source);
-    if (status == LS_OK) return finish_output(EXIT_DONE);
-    fflush(stdout);
-    return report_failure(status, status == LS_ERR_NOT_FOUND ? EXIT_WRONG_USAGE : EXIT_FAILED);
+static exit_code inspect(const char *path, const inspect_config *config) {
+    if (config->recorder && config->recorder[0])
+        return path ? refuse_words("inspect", path) : inspect_recorder(config->recorder, config);
+    if (path && path[0])
+        return is_model(path) ? inspect_model(path, config) : inspect_recorder(path, config);
+    (void)lsi_fail(LS_ERR_USAGE, "inspect: nothing to look at; expected a model folder, a "
+                                 "safetensors file, --recorder FILE or --recorder PID");
+    return report_failure(LS_ERR_USAGE, EXIT_WRONG_USAGE);
 }
 
 exit_code run_inspect(int argc, char **argv) {
     inspect_config config;
     lsi_opt_set *set = NULL;
-    ls_status status = lsi_opt_parse(inspect_options, argc, argv, &config, NULL, 0, &set);
+    const char *path = NULL;
+    ls_status status = lsi_opt_parse(inspect_options, argc, argv, &config, &path, 1, &set);
     if (status != LS_OK) return report_failure(status, EXIT_WRONG_USAGE);
-    exit_code code = inspect(&config);
+    exit_code code = inspect(path, &config);
     lsi_opt_destroy(set);
-    return code;
+    return finish_output(code);
 }

@@ -8,13 +8,24 @@
 #include "tensor/gemm.h"
 #include "train/train.h"
 
-static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
-    printf("%s: %lld training and %lld validation tokens, %lld steps an epoch\n", c->data,
+static void print_model(const lsi_train_config *c, const lsi_run_plan *p) {
+    const lsi_model_config *m = &p->model;
+    bool has_images = p->model_class->takes_images;
+    printf("%s: %lld training and %lld validation %s, %lld steps an epoch\n", c->data,
            (long long)p->n_tokens[LSI_SPLIT_TRAIN], (long long)p->n_tokens[LSI_SPLIT_VALIDATION],
-           (long long)p->steps_per_epoch);
-    printf("%s: %lld layers, %lld heads, %lld wide, %lld tokens, vocabulary %lld\n", c->model,
-           (long long)p->model.n_layer, (long long)p->model.n_head, (long long)p->model.n_embd,
-           (long long)p->model.seq_len, (long long)p->model.vocab_size);
+           has_images ? "images" : "tokens", (long long)p->steps_per_epoch);
+    if (has_images)
+        printf("%s: %lld layers, %lld wide, images of %lld x %lld x %lld, %lld classes\n", c->model,
+               (long long)m->n_layer, (long long)m->n_embd, (long long)m->height,
+               (long long)m->width, (long long)m->n_channels, (long long)m->n_classes);
+    else
+        printf("%s: %lld layers, %lld heads, %lld wide, %lld tokens, vocabulary %lld\n", c->model,
+               (long long)m->n_layer, (long long)m->n_head, (long long)m->n_embd,
+               (long long)m->seq_len, (long long)m->vocab_size);
+}
+
+static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
+    print_model(c, p);
     printf("%lld workers x %d threads, batch %lld = %lld micro-batches of %lld; %s\n",
            (long long)c->workers, p->n_threads, (long long)c->batch_size,
            (long long)p->n_micro_batches, (long long)p->micro_batch_size, lsi_gemm_library());
@@ -24,9 +35,9 @@ static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
                (long long)p->deal.largest, (double)p->n_micro_batches / (double)c->workers);
     int64_t drop = p->n_samples[LSI_SPLIT_TRAIN] - p->steps_per_epoch * c->batch_size;
     if (drop > 0)
-        printf("note: %lld sequences do not fill a batch and are left out of each epoch "
+        printf("note: %lld %s do not fill a batch and are left out of each epoch "
                "(--tail pad uses them)\n",
-               (long long)drop);
+               (long long)drop, p->model_class->takes_images ? "images" : "sequences");
     if (c->workers * p->n_threads > lsi_cpu_count())
         printf("note: %lld workers x %d threads share %d processors\n", (long long)c->workers,
                p->n_threads, lsi_cpu_count());

@@ -21,6 +21,7 @@ extern const command commands[]; /* name = NULL ends */
 
 exit_code run_train(int argc, char **argv);
 exit_code run_generate(int argc, char **argv);
+exit_code run_eval(int argc, char **argv);
 exit_code run_program(int argc, char **argv);
 exit_code run_bench(int argc, char **argv);
 exit_code run_inspect(int argc, char **argv);

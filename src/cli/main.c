@@ -8,6 +8,8 @@
 
 #include "cli/command.h"
 #include "comm/choose.h"
+#include "train/eval.h"
+#include "train/generate.h"
 #include "train/train.h"
 
 const command commands[] = {
@@ -15,11 +17,14 @@ const command commands[] = {
      run_train},
     {"generate", "--model FOLDER [options]", "Continue a text with a trained model",
      lsi_generate_options, run_generate},
+    {"eval", "--model FOLDER --data FILE [options]", "Measure a trained model on a whole file",
+     lsi_eval_options, run_eval},
     {"run", "--workers N -- PROGRAM [arguments]", "Start a program of your own as workers",
      run_program_options, run_program},
     {"bench", "COLLECTIVE [options]", "Time collectives on this machine", bench_options, run_bench},
-    {"inspect", "--recorder FILE|PID [options]", "Show the last calls of all ranks of a run",
-     inspect_options, run_inspect},
+    {"inspect", "PATH | --recorder FILE|PID [options]",
+     "Show what is in a model, or the last calls of all ranks of a run", inspect_options,
+     run_inspect},
     {"version", "", "Print version, processor and libraries", NULL, run_version},
     {"help", "[command | --markdown]", "Print help", NULL, run_help},
     {0},

@@ -10,8 +10,9 @@
 #include "comm/group.h"
 
 /* Longest sleep without looking at errors, deadlines and dead peers; a wake-up normally ends it
- * earlier. */
+ * earlier. Yields take no longer before it. */
 static const int64_t MAX_SLEEP_NS = 4 * 1000 * 1000;
+static const int64_t MAX_YIELD_NS = 4 * 1000 * 1000;
 /* How long whoever started a peer that died has to tell more about it than we can see. */
 static const int64_t DEATH_GRACE_NS = 2 * 1000 * 1000;
 
@@ -50,21 +51,30 @@ static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
 }
 
 /* A few looks before the clock is read: most short calls end here. */
-static ls_status look(ls_work *work, int n_looks, bool yield) {
+static ls_status look(ls_work *work, int n_looks) {
     ls_group *group = work->group;
     for (int i = 0; i < n_looks; i++) {
         LSI_TRY(lsi_group_advance(group));
         if (lsi_work_is_done(work)) return LS_OK;
-        if (!yield && !group->has_thread) {
-            lsi_pause();
-            continue;
-        }
         lsi_group_unlock(group);
-        if (yield)
-            sched_yield();
-        else
-            lsi_pause();
+        lsi_pause();
         lsi_group_lock(group);
+    }
+    return LS_OK;
+}
+
+/* The processor comes back when others have had enough of it: some microseconds where those are
+ * ranks that wait too, milliseconds each time where a stranger computes. So yields also end by the
+ * clock, or a hundred of them would put off the look at dead peers by a third of a second. */
+static ls_status look_and_yield(ls_work *work, int64_t until_ns) {
+    ls_group *group = work->group;
+    for (int i = 0; i < group->yields; i++) {
+        LSI_TRY(lsi_group_advance(group));
+        if (lsi_work_is_done(work)) return LS_OK;
+        lsi_group_unlock(group);
+        sched_yield();
+        lsi_group_lock(group);
+        if (lsi_now_ns() >= until_ns) return LS_OK;
     }
     return LS_OK;
 }
@@ -75,7 +85,7 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
     bool done = false;
     if (lsi_may_go_the_short_way(work)) LSI_TRY(lsi_go_the_short_way(work, &done));
     if (done) return LS_OK;
-    LSI_TRY(look(work, group->spins < FIRST_LOOKS ? 1 : FIRST_LOOKS, false));
+    LSI_TRY(look(work, group->spins < FIRST_LOOKS ? 1 : FIRST_LOOKS));
     if (lsi_work_is_done(work)) return LS_OK;
     if (work->what == LSI_WORK_CALL) work->call->posted_ms = lsi_coarse_ms();
     int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks(), work_before = group->stats.work_ns;
@@ -87,8 +97,9 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
         int64_t now_ns = lsi_now_ns();
         lsi_beat(group);
         atomic_store_explicit(&group->me->waits_for, lsi_waits_for(work) + 1, memory_order_relaxed);
-        status = look(work, group->spins, false);
-        if (status == LS_OK && !lsi_work_is_done(work)) status = look(work, group->yields, true);
+        status = look(work, group->spins);
+        if (status == LS_OK && !lsi_work_is_done(work))
+            status = look_and_yield(work, now_ns + MAX_YIELD_NS);
         if (status != LS_OK || lsi_work_is_done(work)) break;
         if (now_ns >= deadline_ns || lsi_someone_left(work))
             status = lsi_report_missing(work, (now_ns - begin_ns) / 1000000);

@@ -5,6 +5,7 @@
  * sequence and the loops stay plain. */
 #include "data/tokens.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 
 typedef struct token_width {
@@ -65,7 +66,8 @@ ls_status lsi_tokens_init(lsi_tokens *tokens, int64_t vocab_size, int64_t capaci
 }
 
 void lsi_tokens_fini(lsi_tokens *tokens) {
-    lsi_free(tokens->data);
+    if (!tokens->mapping) lsi_free(tokens->data);
+    lsi_file_unmap(tokens->mapping, tokens->mapped_bytes);
     *tokens = (lsi_tokens){0};
 }
 

@@ -2,6 +2,7 @@
 #ifndef LSI_DATA_TOKENS_H
 #define LSI_DATA_TOKENS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/message.h"
@@ -10,6 +11,8 @@ typedef struct lsi_tokens {
     void *data; /* n ids of `width` bytes, room for `capacity` */
     int width;
     int64_t n, capacity;
+    const void *mapping; /* the file that data lies in; NULL: data is memory of its own */
+    size_t mapped_bytes;
 } lsi_tokens;
 
 /* Room for `capacity` ids in [0, vocab_size). fini frees; both may be called on zeroed memory. */

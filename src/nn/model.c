@@ -16,14 +16,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "base/mem.h"
 #include "base/opt.h"
 
 enum { ALIGN_ELEMS = 16, MAX_CLASSES = 32 };
 
 extern const lsi_model_class lsi_model_gpt2;
+extern const lsi_model_class lsi_model_llama;
+extern const lsi_model_class lsi_model_mlp;
+extern const lsi_model_class lsi_model_convnet;
 
-const lsi_model_class *const lsi_model_classes[] = {&lsi_model_gpt2, NULL};
+const lsi_model_class *const lsi_model_classes[] = {&lsi_model_gpt2, &lsi_model_llama,
+                                                    &lsi_model_mlp, &lsi_model_convnet, NULL};
 
 ls_status lsi_model_class_find(const char *name, const lsi_model_class **class) {
     const char *names[MAX_CLASSES + 1] = {0};
@@ -135,9 +140,18 @@ ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config 
     return LS_OK;
 }
 
+static int64_t data_bytes(const lsi_model *model) {
+    return model->n_data_elems * (int64_t)sizeof *model->data;
+}
+
 void lsi_model_destroy(lsi_model *model) {
     if (!model) return;
+    if (model->narrow) {
+        lsi_mem_note(LSI_MEM_OPTIMIZER, -data_bytes(model));
+        lsi_mem_note(LSI_MEM_PARAMS, data_bytes(model));
+    }
     lsi_free(model->params);
+    lsi_free(model->narrow);
     lsi_free(model->data);
     lsi_free(model->inits);
     lsi_free(model->shapes);
@@ -167,6 +181,33 @@ void lsi_model_init(lsi_model *model, uint64_t seed) {
 
 /* ---- use ---- */
 
+float *lsi_model_values(const lsi_model *model, int i) {
+    const ls_param *param = &model->params[i];
+    if (param->dtype == LS_DTYPE_F32) return param->data;
+    return model->data + ((const uint16_t *)param->data - model->narrow);
+}
+
+static bool stays_wide(const lsi_model *model, int i) {
+    return model->params[i].flags & LS_PARAM_FROZEN && model->shapes[i].n_dims == 1;
+}
+
+ls_status lsi_model_narrow(lsi_model *model) {
+    size_t n = (size_t)model->n_data_elems;
+    uint16_t *narrow = lsi_alloc(LSI_MEM_PARAMS, n * sizeof *narrow);
+    LSI_TRY(lsi_check_alloc(narrow));
+    for (size_t i = 0; i < n; i++) narrow[i] = lsi_f32_to_bf16(model->data[i]);
+    for (int i = 0; i < model->n_params; i++) {
+        ls_param *param = &model->params[i];
+        if (stays_wide(model, i)) continue;
+        param->data = narrow + ((const float *)param->data - model->data);
+        param->dtype = LS_DTYPE_BF16;
+    }
+    model->narrow = narrow;
+    lsi_mem_note(LSI_MEM_PARAMS, -data_bytes(model));
+    lsi_mem_note(LSI_MEM_OPTIMIZER, data_bytes(model));
+    return LS_OK;
+}
+
 lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i) {
     return lsi_tape_param(tape, &model->params[i], i, model->shapes[i].n_dims,
                           model->shapes[i].dims);
@@ -179,7 +220,12 @@ int lsi_model_find(const lsi_model *model, const char *name) {
 }
 
 double lsi_model_flops_per_token(const lsi_model *model, int64_t n_time) {
-    const lsi_model_config *config = &model->config;
-    return 6.0 * (double)model->n_elems +
-           12.0 * (double)config->n_layer * (double)config->n_embd * (double)n_time;
+    int n_units = model->class->n_units(&model->config);
+    lsi_unit_cost *units = lsi_calloc(LSI_MEM_OTHER, (size_t)n_units, sizeof *units);
+    if (!units) return 0.0;
+    model->class->describe(model, 1, n_time, LS_DTYPE_F32, units);
+    double flops = 0.0;
+    for (int i = 0; i < n_units; i++) flops += units[i].flops;
+    lsi_free(units);
+    return flops / (double)n_time;
 }

@@ -13,29 +13,64 @@
 
 typedef struct lsi_model lsi_model;
 
+/* One configuration for all classes; a class leaves the fields it does not use at zero. */
 typedef struct lsi_model_config {
-    int64_t n_layer, n_head, n_embd, seq_len, vocab_size;
-    double dropout;            /* embedding, attention and residual alike */
-    double layer_norm_epsilon; /* 1e-5 */
+    int64_t n_layer, n_head, n_embd; /* mlp: n_embd is the width of a hidden layer */
+    int64_t seq_len, vocab_size;     /* language models */
+    double dropout;                  /* embedding, attention and residual alike */
+    double norm_epsilon;             /* of layer norm, RMS norm, batch norm */
+    /* llama */
+    int64_t n_kv_head; /* heads of keys and values, divides n_head */
+    int64_t n_inner;   /* width of the feed-forward layer */
+    double rope_theta;
+    bool untied; /* the output layer has a table of its own */
+    /* images: H x W pixels of n_channels, n_classes classes */
+    int64_t height, width, n_channels, n_classes;
 } lsi_model_config;
 
-/* What the training loop hands to a forward pass. */
+/* What the training loop hands to a forward pass: sequences of tokens, or images. A target is a
+ * token or a class. */
 typedef struct lsi_batch {
-    const int32_t *inputs;  /* (B,T) */
-    const int32_t *targets; /* (B,T); -1: no target; NULL: logits only */
-    int64_t n_batch, n_time;
+    const int32_t *tokens;   /* (B,T); NULL for images */
+    const int32_t *targets;  /* (B,T), for images (B); -1: no target; NULL: logits only */
+    int64_t n_batch, n_time; /* n_time: T, for images 1 */
+    const float *images;     /* (B,H,W,channels); NULL for tokens */
+    float *stats; /* out, in training: model->n_stats floats, the statistics of this batch that
+                     running ones are made of (batch norm); NULL for classes without any */
 } lsi_batch;
+
+/* What one unit of a forward and backward pass costs, for a batch of (n_batch, n_time): for the
+ * planner, and held against measured runs by tests. */
+typedef struct lsi_unit_cost {
+    int first_param, n_params; /* that the unit is the first to use */
+    double flops;             /* multiplications and additions, forward and backward, of products */
+    int64_t activation_bytes; /* that stay from forward until the unit's backward */
+} lsi_unit_cost;
 
 typedef struct lsi_model_class {
     const char *name; /* "gpt2" */
     const char *help;
     /* Reports every bad field at once (LS_ERR_ARGUMENT). */
     ls_status (*check)(const lsi_model_config *config);
-    /* Adds the parameters (lsi_model_add_param). */
+    bool takes_images; /* else tokens */
+    /* Adds the parameters (lsi_model_add_param) and buffers. */
     ls_status (*build)(lsi_model *model);
     /* Sum of losses over all targets (1), or logits (B,T,V) when targets is NULL. */
     lsi_tensor *(*forward)(lsi_model *model, lsi_tape *tape, const lsi_batch *batch);
-    /* config.json as Hugging Face writes it, and back. */
+    /* Folds the statistics of one batch into the running ones (frozen parameters); NULL: none. The
+     * training loop calls it for all micro-batches of a step in their global order, on every rank
+     * alike, so running statistics do not depend on the number of ranks. */
+    void (*fold_stats)(lsi_model *model, const float *stats);
+    /* Units of a pass, and what each of them costs with activations of dtype. */
+    int (*n_units)(const lsi_model_config *config);
+    void (*describe)(const lsi_model *model, int64_t n_batch, int64_t n_time, ls_dtype dtype,
+                     lsi_unit_cost *units);
+    /* What an option of `lockstep train` means that is left at 0; 0 here too: as train says. */
+    lsi_model_config usual;
+    /* config.json as Hugging Face writes it (for classes it does not know, in its manner), and
+     * back. model_type is the value of that name in the file. */
+    const char *model_type;
+    const char *file_prefix; /* of parameter names in files: "transformer." for gpt2; "" for none */
     json_t *(*config_to_json)(const lsi_model_config *config);
     ls_status (*config_from_json)(const json_t *json, lsi_model_config *config);
 } lsi_model_class;
@@ -57,10 +92,12 @@ struct lsi_model {
     const lsi_model_class *class;
     lsi_model_config config;
     int n_params;
+    int64_t n_stats;         /* see lsi_batch.stats; set by build() */
     ls_param *params;        /* n_params; params[i].data points into one block */
     lsi_param_shape *shapes; /* n_params */
     lsi_param_init *inits;   /* n_params */
     float *data;             /* all parameters, each aligned to 64 bytes, LSI_MEM_PARAMS */
+    uint16_t *narrow;        /* the same in bfloat16 after lsi_model_narrow, else NULL */
     int64_t n_elems;         /* parameters without padding, tied ones once */
 
     /* used while build() runs */
@@ -80,13 +117,21 @@ void lsi_model_destroy(lsi_model *model);
 /* GPT-2's standard initialisation from the seed alone: normal 0.02, residual projections
  * 0.02 / sqrt(2 n_layer), biases 0, norms 1 and 0. The same bits on every rank and machine. */
 void lsi_model_init(lsi_model *model, uint64_t seed);
+/* The float32 values of parameter i: its master where the model computes in a narrower type. */
+float *lsi_model_values(const lsi_model *model, int i);
+/* From float32 to bfloat16 for computing: params[i].data become rounded copies, and the float32
+ * values stay as masters, which the optimizer keeps up to date (and memory accounts as its own).
+ * Frozen parameters of one dim (running statistics of norms) stay float32. Once, after values are
+ * there; a failure leaves the model as it was. */
+LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);
 /* Leaf of parameter i on the tape. */
 lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i);
 /* Index of a parameter by name, -1 if absent. */
 int lsi_model_find(const lsi_model *model, const char *name);
-/* Floating-point operations of one token's forward and backward: 6 N + attention, 12 L C T, with
- * the causal half that need not be computed counted too, as is usual (Chowdhery et al.: "PaLM",
- * 2022, appendix B). */
+/* Floating-point operations of one token's (or image's) forward and backward, from the class's
+ * description: 6 for each weight of a product, and attention, 12 L C T, with the causal half that
+ * need not be computed counted too, as is usual (Chowdhery et al.: "PaLM", 2022, appendix B). 0
+ * when memory runs out. */
 double lsi_model_flops_per_token(const lsi_model *model, int64_t n_time);
 
 /* Called from build(), twice: the first pass counts. name is copied. */

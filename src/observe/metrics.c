@@ -108,10 +108,11 @@ void lsi_metrics_step(lsi_metrics *metrics, const lsi_step_record *record) {
     metrics->status = write_line(metrics, step_to_json(record));
 }
 
-void lsi_metrics_evaluation(lsi_metrics *metrics, int64_t step, double val_loss) {
+void lsi_metrics_evaluation(lsi_metrics *metrics, int64_t step, double val_loss, double accuracy) {
     if (!metrics || metrics->status != LS_OK) return;
-    json_t *line =
-        json_pack("{s:I, s:o}", "step", (json_int_t)step, "val_loss", real_or_null(val_loss));
+    json_t *known = isnan(accuracy) ? NULL : real_or_null(accuracy);
+    json_t *line = json_pack("{s:I, s:o, s:o*}", "step", (json_int_t)step, "val_loss",
+                             real_or_null(val_loss), "val_accuracy", known);
     metrics->status = write_line(metrics, line);
 }
 

@@ -31,7 +31,8 @@ LS_CHECKED ls_status lsi_metrics_open(const char *path, lsi_metrics **metrics);
 /* A line with the names of lsi_step_record, plus "tokens_per_s"; numbers that are not finite are
  * null. Write errors are kept and returned by close. */
 void lsi_metrics_step(lsi_metrics *metrics, const lsi_step_record *record);
-void lsi_metrics_evaluation(lsi_metrics *metrics, int64_t step, double val_loss);
+/* accuracy: NaN where there is none. */
+void lsi_metrics_evaluation(lsi_metrics *metrics, int64_t step, double val_loss, double accuracy);
 LS_CHECKED ls_status lsi_metrics_close(lsi_metrics *metrics);
 
 /* ---- progress: a line that rewrites itself on a terminal, plain lines elsewhere ---- */
@@ -42,6 +43,8 @@ typedef struct lsi_progress lsi_progress;
  * caller's. The calls below do nothing when progress is NULL (ranks other than 0). */
 LS_CHECKED ls_status lsi_progress_create(FILE *out, int64_t total_steps, int64_t every_steps,
                                          lsi_progress **progress);
+/* What n_tokens of a step counts, "tokens" at first; a string literal. */
+void lsi_progress_count(lsi_progress *progress, const char *what);
 void lsi_progress_step(lsi_progress *progress, const lsi_step_record *record);
 /* A line that stays (validation loss, notes). */
 void lsi_progress_say(lsi_progress *progress, const char *format, ...) LSI_PRINTF(2, 3);

@@ -33,6 +33,7 @@ enum {
 
 struct lsi_progress {
     FILE *out;
+    const char *counts; /* "tokens" */
     int64_t total_steps, every_steps;
     bool is_terminal, has_color;
     int columns; /* from COLUMNS; 0: ask the terminal at each drawing (it may be resized) */
@@ -103,12 +104,12 @@ static void print_speed(const lsi_progress *p, char text[FIELD_BYTES]) {
     double per_s = sum.tokens / (sum.step_ms / 1e3);
     char grouped[32];
     if (!(per_s >= 0 && per_s < 1e15)) {
-        snprintf(text, FIELD_BYTES, "? tokens/s");
+        snprintf(text, FIELD_BYTES, "? %s/s", p->counts);
     } else if (per_s < 9.95) {
-        snprintf(text, FIELD_BYTES, "%.1f tokens/s", per_s);
+        snprintf(text, FIELD_BYTES, "%.1f %s/s", per_s, p->counts);
     } else {
         group_thousands((uint64_t)(per_s + 0.5), grouped);
-        snprintf(text, FIELD_BYTES, "%s tokens/s", grouped);
+        snprintf(text, FIELD_BYTES, "%s %s/s", grouped, p->counts);
     }
 }
 
@@ -200,6 +201,10 @@ static void print_plain(const lsi_progress *p) {
     fflush(p->out);
 }
 
+void lsi_progress_count(lsi_progress *progress, const char *what) {
+    if (progress) progress->counts = what;
+}
+
 void lsi_progress_step(lsi_progress *progress, const lsi_step_record *record) {
     lsi_progress *p = progress;
     if (!p) return;
@@ -259,6 +264,7 @@ ls_status lsi_progress_create(FILE *out, int64_t total_steps, int64_t every_step
     int64_t every_default = total_steps / PLAIN_LINES + (total_steps % PLAIN_LINES != 0);
     if (every_default == 0) every_default = 1;
     p->out = out;
+    p->counts = "tokens";
     p->total_steps = total_steps;
     p->every_steps = every_steps > 0 ? every_steps : every_default;
     p->is_terminal = can_rewrite(out);

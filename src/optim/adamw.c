@@ -18,11 +18,12 @@
 
 #include <lockstep/optim.h>
 
+#include "base/dtype.h"
 #include "optim/threads.h"
 
 /* Elements of one work item: four arrays of 64 KiB, so a range stays in L2 and a model of a few
  * million elements still feeds every thread. */
-enum { RANGE_ELEMS = 16384 };
+enum { RANGE_ELEMS = 16384, PIECE_ELEMS = 1024 };
 
 typedef struct adamw_factors {
     float grad_scale;
@@ -65,15 +66,34 @@ static void update_range(float *restrict weight, const float *restrict grad, flo
     }
 }
 
-void ls_adamw_update(float *weight, const float *grad, float *first_moment, float *second_moment,
-                     int64_t count, const ls_adamw_opts *opts) {
+/* A range is small enough that the weights are still in the nearest cache. */
+static void narrow(const float *restrict master, uint16_t *restrict weight, int64_t count) {
+    for (int64_t i = 0; i < count; i++) weight[i] = lsi_f32_to_bf16(master[i]);
+}
+
+/* weight: the rounded values; NULL: there are none. */
+static void update(float *master, uint16_t *weight, const float *grad, float *first_moment,
+                   float *second_moment, int64_t count, const ls_adamw_opts *opts) {
     adamw_factors factors = prepare(opts);
     int64_t n_ranges = count <= 0 ? 0 : (count - 1) / RANGE_ELEMS + 1;
     LSI_OPTIM_PARALLEL_FOR
     for (int64_t range = 0; range < n_ranges; range++) {
         int64_t start = range * RANGE_ELEMS;
         int64_t n = count - start < RANGE_ELEMS ? count - start : RANGE_ELEMS;
-        update_range(weight + start, grad + start, first_moment + start, second_moment + start, n,
-                     factors);
+        for (int64_t at = start; at < start + n; at += PIECE_ELEMS) {
+            int64_t m = start + n - at < PIECE_ELEMS ? start + n - at : PIECE_ELEMS;
+            update_range(master + at, grad + at, first_moment + at, second_moment + at, m, factors);
+            if (weight) narrow(master + at, weight + at, m);
+        }
     }
+}
+
+void ls_adamw_update(float *weight, const float *grad, float *first_moment, float *second_moment,
+                     int64_t count, const ls_adamw_opts *opts) {
+    update(weight, NULL, grad, first_moment, second_moment, count, opts);
+}
+
+void ls_adamw_update_bf16(float *master, void *weight, const float *grad, float *first_moment,
+                          float *second_moment, int64_t count, const ls_adamw_opts *opts) {
+    update(master, weight, grad, first_moment, second_moment, count, opts);
 }

@@ -44,14 +44,21 @@ static ls_status check_opts(const lsi_optimizer_opts *opts) {
 }
 
 /* Lays the moments out; *n_elems is the length of each block. */
-static ls_status place(const ls_param *params, int n_params, int64_t *offsets, int64_t *n_elems) {
+static ls_status place(const ls_param *params, int n_params, float *const *masters,
+                       int64_t *offsets, int64_t *n_elems) {
     *n_elems = 0;
     for (int i = 0; i < n_params; i++) {
         offsets[i] = -1;
         if (params[i].flags & LS_PARAM_FROZEN) continue;
-        if (params[i].dtype != LS_DTYPE_F32)
-            return lsi_fail(LS_ERR_UNSUPPORTED, "optimizer: parameter %s has type %s, expected F32",
+        bool is_narrow = params[i].dtype == LS_DTYPE_BF16;
+        if (params[i].dtype != LS_DTYPE_F32 && !is_narrow)
+            return lsi_fail(LS_ERR_UNSUPPORTED,
+                            "optimizer: parameter %s has type %s, expected F32 or BF16",
                             params[i].name, ls_dtype_name(params[i].dtype));
+        if (is_narrow && !(masters && masters[i]))
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "optimizer: parameter %s is BF16 and has no float32 master",
+                            params[i].name);
         int64_t padded;
         if (params[i].count < 0 ||
             __builtin_add_overflow(params[i].count, ALIGN_ELEMS - 1, &padded))
@@ -70,7 +77,8 @@ static ls_status fill(lsi_optimizer *optimizer) {
     int64_t n_elems;
     optimizer->offsets = lsi_calloc(LSI_MEM_OTHER, (size_t)optimizer->n_params, sizeof(int64_t));
     LSI_TRY(lsi_check_alloc(optimizer->offsets));
-    LSI_TRY(place(optimizer->params, optimizer->n_params, optimizer->offsets, &n_elems));
+    LSI_TRY(place(optimizer->params, optimizer->n_params, optimizer->opts.masters,
+                  optimizer->offsets, &n_elems));
     optimizer->first = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)n_elems, sizeof(float));
     LSI_TRY(lsi_check_alloc(optimizer->first));
     optimizer->second = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)n_elems, sizeof(float));
@@ -137,8 +145,12 @@ ls_status lsi_optimizer_step(lsi_optimizer *optimizer, double lr, double grad_sc
         int64_t offset = optimizer->offsets[i];
         if (offset < 0) continue;
         opts.weight_decay = param->flags & LS_PARAM_NO_DECAY ? 0.0 : optimizer->opts.weight_decay;
-        ls_adamw_update(param->data, param->grad, optimizer->first + offset,
-                        optimizer->second + offset, param->count, &opts);
+        float *first = optimizer->first + offset, *second = optimizer->second + offset;
+        if (param->dtype == LS_DTYPE_BF16)
+            ls_adamw_update_bf16(optimizer->opts.masters[i], param->data, param->grad, first,
+                                 second, param->count, &opts);
+        else
+            ls_adamw_update(param->data, param->grad, first, second, param->count, &opts);
     }
     return LS_OK;
 }

@@ -17,6 +17,10 @@ typedef struct lsi_optimizer_opts {
     double beta1, beta2; /* [0, 1) */
     double epsilon;      /* > 0 */
     double weight_decay; /* >= 0; parameters with LS_PARAM_NO_DECAY get 0 */
+    /* masters[i]: the float32 values of parameter i if its type is BF16 (docs/concepts.md); the
+     * update changes these and rounds them into the parameter. Borrowed, list and values; NULL if
+     * all parameters are F32. */
+    float *const *masters;
 } lsi_optimizer_opts;
 
 /* Borrows params (and what they point to) until destroy. LS_ERR_ARGUMENT names every bad field.

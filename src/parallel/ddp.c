@@ -82,10 +82,10 @@ static ls_status check_params(const ls_param *params, int n_params) {
                             "ddp: parameter %d needs a name, a count >= 0 and "
                             "data",
                             i);
-        if (params[i].dtype != LS_DTYPE_F32)
+        if (params[i].dtype != LS_DTYPE_F32 && params[i].dtype != LS_DTYPE_BF16)
             return lsi_fail(LS_ERR_UNSUPPORTED,
                             "ddp: parameter %s has dtype %s; this version "
-                            "trains F32",
+                            "trains F32 and BF16",
                             params[i].name, ls_dtype_name(params[i].dtype));
     }
     return LS_OK;
@@ -119,7 +119,7 @@ static void place_gradients(ls_ddp *ddp) {
 static ls_status broadcast_params(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
         LSI_TRY(lsi_context(ls_broadcast(ddp->group, ddp->params[i].data, ddp->params[i].data,
-                                         ddp->params[i].count, LS_DTYPE_F32, 0, NULL),
+                                         ddp->params[i].count, ddp->params[i].dtype, 0, NULL),
                             "ddp: broadcast of parameter %s", ddp->params[i].name));
     return LS_OK;
 }

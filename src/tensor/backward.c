@@ -13,23 +13,28 @@
 #include <string.h>
 
 #include "base/trace.h"
+#include "tensor/rows.h"
 
 /* ---- gradient buffers ---- */
 
 /* The buffer of a parameter's gradient, or NULL with the sticky error. */
-static float *param_grad(lsi_tape *tape, lsi_tensor *leaf) {
+static void *param_grad(lsi_tape *tape, lsi_tensor *leaf) {
     if (!leaf->grad)
         (void)lsi_tape_fail(tape, LS_ERR_STATE, "parameter %s: it has no gradient buffer",
                             leaf->param->name);
     return leaf->grad;
 }
 
-float *lsi_grad(lsi_tape *tape, lsi_tensor *t, bool *first) {
+ls_dtype lsi_grad_dtype(const lsi_tensor *t) {
+    return t->param ? LS_DTYPE_F32 : t->dtype;
+}
+
+void *lsi_grad(lsi_tape *tape, lsi_tensor *t, bool *first) {
     if (!t || !t->needs_grad) return NULL;
     if (t->param) {
         if (!param_grad(tape, t)) return NULL;
     } else if (!t->grad) {
-        t->grad = lsi_tape_scratch(tape, (size_t)lsi_tensor_count(t) * sizeof *t->grad);
+        t->grad = lsi_tape_scratch(tape, lsi_tensor_bytes(t));
         if (!t->grad) return NULL;
     }
     *first = !t->grad_written;
@@ -37,8 +42,8 @@ float *lsi_grad(lsi_tape *tape, lsi_tensor *t, bool *first) {
     return t->grad;
 }
 
-float *lsi_grad_inherit(lsi_tape *tape, lsi_node *node, lsi_tensor *t, bool *first) {
-    bool is_heir = t && t->needs_grad && !t->param && !t->grad;
+void *lsi_grad_inherit(lsi_tape *tape, lsi_node *node, lsi_tensor *t, bool *first) {
+    bool is_heir = t && t->needs_grad && !t->param && !t->grad && t->dtype == node->output->dtype;
     if (!is_heir) return lsi_grad(tape, t, first);
     t->grad = node->output->grad;
     node->output->grad = NULL;
@@ -47,9 +52,9 @@ float *lsi_grad_inherit(lsi_tape *tape, lsi_node *node, lsi_tensor *t, bool *fir
     return t->grad;
 }
 
-/* ---- one node ---- */
+/* ---- forgotten data ---- */
 
-static void refresh_leaves(const lsi_node *node) {
+void lsi_node_refresh_leaves(const lsi_node *node) {
     for (int i = 0; i < LSI_NODE_INPUTS; i++) {
         lsi_tensor *t = node->input[i];
         if (!t || !t->param) continue;
@@ -58,8 +63,61 @@ static void refresh_leaves(const lsi_node *node) {
     }
 }
 
+/* What was made only to make something else from it. */
+static void free_steps(lsi_tape *tape, const lsi_node *node) {
+    for (int i = 0; i < LSI_NODE_INPUTS; i++) {
+        lsi_tensor *t = node->input[i];
+        if (t && t->is_forgotten && t->n_readers == 0) lsi_tape_free_data(tape, t);
+    }
+}
+
+/* The output of the node will not be made again. */
+static void release_holds(lsi_tape *tape, const lsi_node *node, const lsi_tensor *loss) {
+    if (!node->output->is_forgotten) return;
+    for (int i = 0; i < LSI_NODE_INPUTS; i++) {
+        lsi_tensor *t = node->input[i];
+        if (!t || t->param || --t->n_holds > 0 || t->n_readers > 0 || t == loss) continue;
+        lsi_tape_free_data(tape, t);
+    }
+}
+
+static ls_status make_again(lsi_tape *tape, lsi_node *node) {
+    for (int i = 0; i < LSI_NODE_INPUTS; i++)
+        if (node->input[i] && !node->input[i]->param)
+            LSI_TRY(lsi_tape_remake(tape, node->input[i]));
+    lsi_tensor *t = node->output;
+    t->data = lsi_tape_scratch(tape, lsi_tensor_bytes(t));
+    if (!t->data) return lsi_tape_status(tape);
+    lsi_node_refresh_leaves(node);
+    int64_t begin_ns = lsi_trace_begin();
+    LSI_TRY(lsi_context(node->again(tape, node), "recomputing %s", node->name));
+    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, node->name, -1);
+    free_steps(tape, node);
+    return LS_OK;
+}
+
+ls_status lsi_tape_remake(lsi_tape *tape, lsi_tensor *t) {
+    if (t->data) return LS_OK;
+    lsi_node *node = t->producer ? &tape->nodes[t->producer - 1] : NULL;
+    if (node && node->again) return make_again(tape, node);
+    return lsi_fail(LS_ERR_STATE, "backward: the data of %s is gone and cannot be made again",
+                    node ? node->name : "an input");
+}
+
+/* All that the backward of a node reads is there. */
+static ls_status remake_reads(lsi_tape *tape, const lsi_node *node) {
+    for (int i = 0; i < LSI_NODE_INPUTS; i++)
+        if (node->reads & LSI_READS_INPUT(i) && !node->input[i]->param)
+            LSI_TRY(lsi_tape_remake(tape, node->input[i]));
+    if (node->reads & LSI_READS_OUTPUT) LSI_TRY(lsi_tape_remake(tape, node->output));
+    return LS_OK;
+}
+
+/* ---- one node ---- */
+
 static ls_status run(lsi_tape *tape, lsi_node *node) {
-    refresh_leaves(node);
+    LSI_TRY(remake_reads(tape, node));
+    lsi_node_refresh_leaves(node);
     int64_t begin_ns = lsi_trace_begin();
     ls_status status = node->backward(tape, node);
     lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, node->name, -1);
@@ -68,7 +126,7 @@ static ls_status run(lsi_tape *tape, lsi_node *node) {
 }
 
 static void drop_reader(lsi_tape *tape, lsi_tensor *t, const lsi_tensor *loss) {
-    if (--t->n_readers == 0 && t != loss) lsi_tape_free_data(tape, t);
+    if (--t->n_readers == 0 && t->n_holds == 0 && t != loss) lsi_tape_free_data(tape, t);
 }
 
 /* Step 2. A second look at the same memory finds NULL. */
@@ -83,13 +141,14 @@ static void give_back(lsi_tape *tape, lsi_node *node, const lsi_tensor *loss) {
     if (node->reads & LSI_READS_OUTPUT) drop_reader(tape, node->output, loss);
     lsi_tape_free_grad(tape, node->output);
     if (node->output != loss) lsi_tape_free_data(tape, node->output);
+    release_holds(tape, node, loss);
 }
 
 /* The parameter has had its last use. Without any contribution its gradient is zero. */
 static ls_status finish_param(lsi_tape *tape, lsi_tensor *leaf) {
     if (!leaf->grad_written) {
         if (!param_grad(tape, leaf)) return lsi_tape_status(tape);
-        memset(leaf->grad, 0, (size_t)leaf->param->count * sizeof *leaf->grad);
+        memset(leaf->grad, 0, (size_t)leaf->param->count * sizeof(float));
         leaf->grad_written = true;
     }
     return lsi_tape_raise(tape, LS_EVENT_GRAD_READY, leaf->param_index);
@@ -134,9 +193,9 @@ static ls_status begin(lsi_tape *tape, lsi_tensor *loss) {
 
 static ls_status set_loss_grad(lsi_tape *tape, lsi_tensor *loss) {
     bool first;
-    float *grad = lsi_grad(tape, loss, &first);
+    void *grad = lsi_grad(tape, loss, &first);
     if (!grad) return lsi_tape_status(tape);
-    for (int64_t i = 0, n = lsi_tensor_count(loss); i < n; i++) grad[i] = 1.0f;
+    lsi_fill(grad, loss->dtype, lsi_tensor_count(loss), 1.0f);
     return LS_OK;
 }
 
@@ -144,7 +203,7 @@ static ls_status set_loss_grad(lsi_tape *tape, lsi_tensor *loss) {
 static void free_unread_data(lsi_tape *tape, const lsi_tensor *loss) {
     for (int64_t i = 0; i < tape->n_tensors; i++) {
         lsi_tensor *t = &tape->chunks[i / LSI_TENSORS_PER_CHUNK][i % LSI_TENSORS_PER_CHUNK];
-        if (t != loss && t->n_readers == 0) lsi_tape_free_data(tape, t);
+        if (t != loss && t->n_readers == 0 && t->n_holds == 0) lsi_tape_free_data(tape, t);
     }
 }
 

@@ -11,9 +11,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <lockstep/dtype.h>
+
 enum { LSI_ROW_BLOCK = 64, LSI_COLUMN_TILE = 256 };
 
-/* grad (columns) = or += sum over rows of dy (rows, columns). */
-void lsi_add_columns(const float *dy, int64_t rows, int64_t columns, float *grad, bool first);
+/* grad (columns) = or += sum over rows of dy (rows, columns), which is of type dtype. */
+void lsi_add_columns(const void *dy, ls_dtype dtype, int64_t rows, int64_t columns, float *grad,
+                     bool first);
 
 #endif

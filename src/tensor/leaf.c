@@ -8,15 +8,16 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "tensor/rows.h"
 
 static ls_status check_param(const ls_param *param, int index) {
     if (!param) return lsi_fail(LS_ERR_ARGUMENT, "parameter %d: expected one, found NULL", index);
     if (index < 0)
         return lsi_fail(LS_ERR_ARGUMENT, "parameter %s: expected an index >= 0, found %d",
                         param->name, index);
-    if (param->dtype != LS_DTYPE_F32)
-        return lsi_fail(LS_ERR_UNSUPPORTED, "parameter %s: expected dtype F32, found %d",
-                        param->name, (int)param->dtype);
+    if (param->dtype != LS_DTYPE_F32 && param->dtype != LS_DTYPE_BF16)
+        return lsi_fail(LS_ERR_UNSUPPORTED, "parameter %s: expected dtype F32 or BF16, found %s",
+                        param->name, ls_dtype_name(param->dtype));
     if (!param->data)
         return lsi_fail(LS_ERR_STATE, "parameter %s: it has no data (is it sharded away?)",
                         param->name);
@@ -46,6 +47,7 @@ static lsi_tensor *new_leaf(lsi_tape *tape, ls_param *param, int index, int n_di
                              "parameter %s: its dims give %lld elements, it has %lld", param->name,
                              (long long)lsi_tensor_count(leaf), (long long)param->count);
     leaf->param = param;
+    leaf->dtype = param->dtype;
     leaf->param_index = index;
     leaf->data = param->data;
     leaf->grad = param->grad;
@@ -83,7 +85,7 @@ lsi_tensor *lsi_tape_input(lsi_tape *tape, const float *values, int n_dims, cons
         return lsi_tape_fail(tape, LS_ERR_ARGUMENT, "input: expected values, found NULL");
     lsi_tensor *t = lsi_tape_activation(tape, n_dims, dims);
     if (!t) return NULL;
-    memcpy(t->data, values, (size_t)lsi_tensor_count(t) * sizeof *values);
+    lsi_store_floats(t->data, t->dtype, lsi_tensor_count(t), values);
     t->needs_grad = needs_grad;
     return t;
 }

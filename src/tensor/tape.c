@@ -21,6 +21,7 @@ ls_status lsi_tape_create(lsi_arena *arena, lsi_tape **tape) {
     LSI_TRY(lsi_check_alloc(made));
     made->arena = arena;
     made->record = true;
+    made->dtype = LS_DTYPE_F32;
     lsi_tape_seed(made, 0, 0, 0);
     *tape = made;
     return LS_OK;
@@ -30,6 +31,8 @@ void lsi_tape_destroy(lsi_tape *tape) {
     if (!tape) return;
     lsi_tape_reset(tape, false);
     for (int64_t i = 0; i < tape->n_chunks; i++) lsi_free(tape->chunks[i]);
+    for (int i = 0; i < tape->n_products; i++) lsi_product_cache_destroy(tape->products[i]);
+    lsi_free(tape->products);
     lsi_free(tape->chunks);
     lsi_free(tape->nodes);
     lsi_free(tape->leaves);
@@ -54,10 +57,20 @@ void lsi_tape_reset(lsi_tape *tape, bool record) {
     tape->n_nodes = 0;
     tape->n_tensors = 0;
     tape->n_streams = 0;
+    tape->unit = 0;
+    tape->forgets = false;
     tape->record = record;
     tape->is_backward_run = false;
     tape->status = LS_OK;
     tape->message[0] = '\0';
+}
+
+void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype) {
+    tape->dtype = dtype;
+}
+
+void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units) {
+    tape->n_checkpointed = n_units;
 }
 
 bool lsi_tape_is_recording(const lsi_tape *tape) {
@@ -108,6 +121,10 @@ int64_t lsi_tensor_columns(const lsi_tensor *t) {
     return t->dims[t->n_dims - 1];
 }
 
+size_t lsi_tensor_bytes(const lsi_tensor *t) {
+    return (size_t)lsi_tensor_count(t) * ls_dtype_bytes(t->dtype);
+}
+
 /* Every dim at least 1, and the bytes of all elements countable. */
 static ls_status check_dims(int n_dims, const int64_t *dims) {
     if (n_dims < 1 || n_dims > LSI_MAX_DIMS)
@@ -147,17 +164,27 @@ lsi_tensor *lsi_tape_new_tensor(lsi_tape *tape, int n_dims, const int64_t *dims)
         status = add_chunk(tape);
     if (status != LS_OK) return lsi_tape_fail_with(tape, status);
     lsi_tensor *t = tensor_at(tape, tape->n_tensors++);
-    *t = (lsi_tensor){.n_dims = n_dims, .param_index = -1};
+    *t = (lsi_tensor){
+        .n_dims = n_dims, .param_index = -1, .dtype = LS_DTYPE_F32, .unit = tape->unit};
     memcpy(t->dims, dims, (size_t)n_dims * sizeof *dims);
     return t;
 }
 
-lsi_tensor *lsi_tape_activation(lsi_tape *tape, int n_dims, const int64_t *dims) {
+static lsi_tensor *new_activation(lsi_tape *tape, ls_dtype dtype, int n_dims, const int64_t *dims) {
     if (tape->status != LS_OK) return NULL;
     lsi_tensor *t = lsi_tape_new_tensor(tape, n_dims, dims);
     if (!t) return NULL;
-    t->data = lsi_tape_scratch(tape, (size_t)lsi_tensor_count(t) * sizeof *t->data);
+    t->dtype = dtype;
+    t->data = lsi_tape_scratch(tape, lsi_tensor_bytes(t));
     return t->data ? t : NULL;
+}
+
+lsi_tensor *lsi_tape_activation(lsi_tape *tape, int n_dims, const int64_t *dims) {
+    return new_activation(tape, tape->dtype, n_dims, dims);
+}
+
+lsi_tensor *lsi_tape_activation_f32(lsi_tape *tape, int n_dims, const int64_t *dims) {
+    return new_activation(tape, LS_DTYPE_F32, n_dims, dims);
 }
 
 void *lsi_tape_scratch(lsi_tape *tape, size_t bytes) {
@@ -168,6 +195,47 @@ void *lsi_tape_scratch(lsi_tape *tape, size_t bytes) {
 
 void lsi_tape_release(lsi_tape *tape, void *ptr) {
     lsi_arena_release(tape->arena, ptr);
+}
+
+static void *take_scratch(void *tape, size_t bytes) {
+    return lsi_tape_scratch(tape, bytes);
+}
+
+static void give_scratch(void *tape, void *memory) {
+    lsi_tape_release(tape, memory);
+}
+
+ls_status lsi_tape_multiply(lsi_tape *tape, const lsi_product *product) {
+    LSI_TRY(lsi_tape_stick(tape, lsi_tape_reserve_workers(tape, 1)));
+    lsi_scratch scratch = {take_scratch, give_scratch, tape};
+    return lsi_tape_stick(tape, lsi_multiply(&tape->products[0], &scratch, product));
+}
+
+/* The arena belongs to the tape's thread. */
+static void *take_heap(void *owner, size_t bytes) {
+    (void)owner;
+    return lsi_alloc(LSI_MEM_OTHER, bytes);
+}
+
+static void give_heap(void *owner, void *memory) {
+    (void)owner;
+    lsi_free(memory);
+}
+
+ls_status lsi_tape_multiply_by(lsi_tape *tape, int worker, const lsi_product *product) {
+    lsi_scratch scratch = {take_heap, give_heap, NULL};
+    return lsi_multiply(&tape->products[worker], &scratch, product);
+}
+
+ls_status lsi_tape_reserve_workers(lsi_tape *tape, int n_workers) {
+    if (n_workers <= tape->n_products) return LS_OK;
+    lsi_product_cache **grown =
+        lsi_realloc(LSI_MEM_OTHER, tape->products, (size_t)n_workers * sizeof(lsi_product_cache *));
+    LSI_TRY(lsi_check_alloc(grown));
+    for (int i = tape->n_products; i < n_workers; i++) grown[i] = NULL;
+    tape->products = grown;
+    tape->n_products = n_workers;
+    return LS_OK;
 }
 
 void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t) {
@@ -182,8 +250,44 @@ void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t) {
     t->grad = NULL;
 }
 
+/* All that the output of a node is made from is there, or can be made again itself. */
+static bool can_remake(const lsi_tape *tape, const lsi_tensor *t) {
+    if (t->producer == 0) return false;
+    const lsi_node *node = &tape->nodes[t->producer - 1];
+    if (!node->again) return false;
+    for (int i = 0; i < LSI_NODE_INPUTS; i++) {
+        const lsi_tensor *u = node->input[i];
+        if (u && !u->param && !u->data && !can_remake(tape, u)) return false;
+    }
+    return true;
+}
+
+/* What leaves a unit is dropped in the next one, so it is kept. */
+static bool may_forget(const lsi_tape *tape, const lsi_tensor *t) {
+    if (t->producer == 0 || tape->is_backward_run) return false;
+    bool is_cheap = tape->nodes[t->producer - 1].is_cheap;
+    return (is_cheap || (tape->forgets && t->unit == tape->unit)) && can_remake(tape, t);
+}
+
+/* Holds what t is made from. Data that was freed because nobody reads it is forgotten as well. */
+static void forget(lsi_tape *tape, lsi_tensor *t) {
+    const lsi_node *node = &tape->nodes[t->producer - 1];
+    lsi_tape_free_data(tape, t);
+    t->is_forgotten = true;
+    for (int i = 0; i < LSI_NODE_INPUTS; i++) {
+        lsi_tensor *u = node->input[i];
+        if (!u || u->param) continue;
+        u->n_holds++;
+        if (!u->data && !u->is_forgotten) forget(tape, u);
+    }
+}
+
 void lsi_tape_drop(lsi_tape *tape, lsi_tensor *t) {
-    if (t && t->n_readers == 0) lsi_tape_free_data(tape, t);
+    if (!t || t->param || !t->data) return;
+    if (t->n_readers == 0 && t->n_holds == 0)
+        lsi_tape_free_data(tape, t);
+    else if (may_forget(tape, t))
+        forget(tape, t);
 }
 
 /* ---- nodes ---- */
@@ -226,6 +330,7 @@ void lsi_tape_record(lsi_tape *tape, const lsi_node *node) {
     }
     count_uses(node);
     node->output->needs_grad = true;
+    node->output->producer = tape->n_nodes;
 }
 
 /* ---- events and units ---- */
@@ -256,10 +361,14 @@ static void mark_unit(lsi_tape *tape, ls_event event, int unit, lsi_backward_fn 
 }
 
 void lsi_tape_unit_begin(lsi_tape *tape, int unit) {
+    tape->unit++;
+    tape->forgets = unit >= 1 && unit <= tape->n_checkpointed;
     mark_unit(tape, LS_EVENT_BEFORE_FORWARD, unit, backward_leaves_unit);
 }
 
 void lsi_tape_unit_end(lsi_tape *tape, int unit) {
+    tape->unit++;
+    tape->forgets = false;
     mark_unit(tape, LS_EVENT_AFTER_FORWARD, unit, backward_enters_unit);
 }
 

@@ -6,12 +6,19 @@
 #ifndef LSI_TENSOR_TAPE_IMPL_H
 #define LSI_TENSOR_TAPE_IMPL_H
 
+#include "tensor/product.h"
 #include "tensor/tensor.h"
 
 enum { LSI_TENSORS_PER_CHUNK = 128 };
 
 struct lsi_tape {
     lsi_arena *arena;
+    lsi_product_cache **products; /* prepared matrix products of each worker, over resets */
+    int n_products;
+    ls_dtype dtype;         /* of activations made from now on */
+    int64_t n_checkpointed; /* units 1 to this one forget */
+    int64_t unit;           /* parts of this pass begun so far */
+    bool forgets;           /* the part at hand is a checkpointed unit */
     ls_event_sink sink;
     bool record;
     bool accumulate;      /* leaves made from now on add to their gradient */
@@ -42,6 +49,15 @@ ls_status lsi_tape_push(lsi_tape *tape, const lsi_node *node);
 /* Makes status the sticky error unless there is one; returns it. The thread's message counts. */
 ls_status lsi_tape_stick(lsi_tape *tape, ls_status status);
 ls_status lsi_tape_raise(lsi_tape *tape, ls_event event, int index);
+/* lsi_tape_multiply for worker number `worker` of a loop over ranges, which prepares its products
+ * itself; reserve_workers comes before the loop, with
+ * scratch memory from the heap. */
+ls_status lsi_tape_multiply_by(lsi_tape *tape, int worker, const lsi_product *product);
+ls_status lsi_tape_reserve_workers(lsi_tape *tape, int n_workers);
+/* The data of an activation, computed again if it was forgotten. */
+ls_status lsi_tape_remake(lsi_tape *tape, lsi_tensor *t);
+/* Leaves among the node's inputs get the buffers that their parameters have now. */
+void lsi_node_refresh_leaves(const lsi_node *node);
 /* Gives an activation's data or gradient back to the arena; leaves are left alone. */
 void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t);
 void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t);

@@ -2,9 +2,16 @@
  *
  * Reading order: tensor.h (this file), tape.c, then any file of op/.
  *
- * A tensor is a contiguous row-major float32 block with up to four dims. Two kinds exist:
+ * A tensor is a contiguous row-major block of float32 or bfloat16 with up to four dims. Two kinds
+ * exist:
  *   - leaf: wraps an ls_param; data and grad are owned by the model and the strategy;
- *   - activation: made by an op, data and grad live in the tape's arena.
+ *   - activation: made by an op, data and grad live in the tape's arena. Its gradient has the type
+ *     of its data; a parameter's gradient is always float32.
+ *
+ * [Note: types] A tape has a type for activations (lsi_tape_set_dtype). Kernels compute in float32
+ * whatever the type: they read rows through rows.h, which widens, and store with one rounding to
+ * nearest even. Products of bfloat16 matrices accumulate in float32. Losses, statistics of norms
+ * and gradients of parameters are float32.
  *
  * An op computes at once and, if the tape records, leaves a node with what its backward needs.
  * lsi_tape_backward visits the nodes in reverse. When a node is done, the memory of its outputs
@@ -17,6 +24,14 @@
  * start of backward on, data without readers goes at once, the rest with its last reader. Nodes run
  * in reverse, so when a tensor's producer is done all its consumers are, and data and gradient are
  * gone at the latest then. The loss keeps its data and inputs their gradient until reset.
+ *
+ * [Note: forgotten data] Data that backward reads can also be computed again: lsi_tape_drop frees
+ * it at once if its producer can run again (`again` of a node) and either is cheap (a norm, an
+ * activation function) or belongs to a unit that is checkpointed (lsi_tape_checkpoint). Before the
+ * backward of a node runs, the tape makes what it reads again, going back along producers as far as
+ * needed; the random numbers of dropout are those of the node, so the bits are the same. A
+ * forgotten tensor holds the inputs of its producer (n_holds) until that has had its backward: they
+ * stay, or are forgotten in their turn.
  *
  * [Note: gradients overwrite first] A gradient buffer is never cleared. Its first contribution in
  * a backward pass overwrites (GEMM with beta = 0), later ones add (beta = 1);
@@ -37,12 +52,14 @@
 
 #include "base/message.h"
 #include "base/rng.h"
+#include "tensor/product.h"
 
 enum { LSI_MAX_DIMS = 4 };
 
 typedef struct lsi_tensor {
-    float *data;
-    float *grad; /* activations: NULL until backward needs it; leaves: param->grad */
+    void *data;     /* elements of dtype */
+    void *grad;     /* activations: NULL until backward needs it; leaves: param->grad */
+    ls_dtype dtype; /* LS_DTYPE_F32 or LS_DTYPE_BF16 */
     int64_t dims[LSI_MAX_DIMS];
     int n_dims;
     int param_index; /* leaf: index for LS_EVENT_GRAD_READY; activation: -1 */
@@ -51,11 +68,16 @@ typedef struct lsi_tensor {
     bool grad_written; /* the next contribution adds instead of overwriting */
     int n_uses;        /* recorded uses whose backward has not run */
     int n_readers;     /* those of them (and its producer) whose backward reads data */
+    int n_holds;       /* forgotten tensors that are made from it */
+    bool is_forgotten;
+    int64_t producer; /* number of the node whose output it is, from 1; 0: none recorded */
+    int64_t unit;     /* in which part of the pass it was made, see lsi_tape_unit_begin */
 } lsi_tensor;
 
 int64_t lsi_tensor_count(const lsi_tensor *t);   /* elements */
 int64_t lsi_tensor_rows(const lsi_tensor *t);    /* product of all dims but the last */
 int64_t lsi_tensor_columns(const lsi_tensor *t); /* the last dim */
+size_t lsi_tensor_bytes(const lsi_tensor *t);    /* of data */
 
 /* ---- arena: one reserved range of addresses, first fit, neighbours merge on release ---- */
 
@@ -83,6 +105,11 @@ void lsi_tape_destroy(lsi_tape *tape);
 /* Forgets all nodes, activations and errors; leaves keep data and grad. record = false: inference,
  * ops leave no nodes. */
 void lsi_tape_reset(lsi_tape *tape, bool record);
+/* Type of activations made from now on: LS_DTYPE_F32 (at first) or LS_DTYPE_BF16. */
+void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype);
+/* Units with numbers 1 to n_units keep nothing between forward and backward but what enters and
+ * leaves them; backward runs them again. 0: none (at first). */
+void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units);
 /* Who hears of gradients. Borrowed context. */
 void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink);
 /* Random numbers of dropout: (seed, step, global index of the micro-batch). Each dropout call of a
@@ -95,12 +122,14 @@ LS_CHECKED ls_status lsi_tape_status(lsi_tape *tape);
  * it again for the same parameter and index to get the same leaf (tied weights). */
 lsi_tensor *lsi_tape_param(lsi_tape *tape, ls_param *param, int index, int n_dims,
                            const int64_t *dims);
-/* A constant input: n floats are copied into the arena; needs no gradient unless asked. */
+/* A constant input: n floats are copied into the arena as the tape's type; needs no gradient unless
+ * asked. */
 lsi_tensor *lsi_tape_input(lsi_tape *tape, const float *values, int n_dims, const int64_t *dims,
                            bool needs_grad);
 /* The model will not use this activation again: its data goes back to the arena now unless a
- * recorded node still reads it. Optional. A leaf, NULL or a tensor already dropped: does nothing.
- * Drop after the last use (dropout with p = 0 returns its input itself). */
+ * recorded node still reads it and it cannot be made again ([Note: forgotten data]). Optional. A
+ * leaf, NULL or a tensor already dropped: does nothing. Drop after the last use (dropout with p = 0
+ * returns its input itself). */
 void lsi_tape_drop(lsi_tape *tape, lsi_tensor *t);
 /* Whether parameter gradients add to what is in param->grad (true: later micro-batches) or
  * overwrite it (false: the first). Takes effect for leaves made afterwards. */
@@ -119,6 +148,9 @@ LS_CHECKED ls_status lsi_tape_backward(lsi_tape *tape, lsi_tensor *loss);
 
 typedef struct lsi_node lsi_node;
 typedef ls_status (*lsi_backward_fn)(lsi_tape *tape, lsi_node *node);
+/* Computes node->output->data (memory is there) from the data of the inputs and what the node
+ * saved, with the bits of the first time. */
+typedef ls_status (*lsi_again_fn)(lsi_tape *tape, lsi_node *node);
 
 enum { LSI_NODE_INPUTS = 4, LSI_NODE_SAVED = 4 };
 
@@ -128,7 +160,9 @@ enum { LSI_NODE_INPUTS = 4, LSI_NODE_SAVED = 4 };
 
 struct lsi_node {
     lsi_backward_fn backward;
-    const char *name;                   /* op name for traces and errors; a string literal */
+    lsi_again_fn again; /* NULL: the output is never forgotten */
+    bool is_cheap;      /* again costs so little that the output is always forgotten when dropped */
+    const char *name;   /* op name for traces and errors; a string literal */
     lsi_tensor *input[LSI_NODE_INPUTS]; /* unused: NULL */
     lsi_tensor *output;
     uint32_t reads;              /* whose data backward reads: LSI_READS_… */
@@ -138,8 +172,12 @@ struct lsi_node {
     lsi_rng_stream stream; /* dropout */
 };
 
-/* A new activation with arena memory for data; NULL on failure. */
+/* A new activation of the tape's type with arena memory for data; NULL on failure. */
 lsi_tensor *lsi_tape_activation(lsi_tape *tape, int n_dims, const int64_t *dims);
+/* The same, always float32: losses. */
+lsi_tensor *lsi_tape_activation_f32(lsi_tape *tape, int n_dims, const int64_t *dims);
+/* A product with scratch memory of the arena. The sticky error on failure. */
+ls_status lsi_tape_multiply(lsi_tape *tape, const lsi_product *product);
 /* Scratch from the arena; the op releases it (lsi_tape_release) or saves it in a node. */
 void *lsi_tape_scratch(lsi_tape *tape, size_t bytes);
 void lsi_tape_release(lsi_tape *tape, void *ptr);
@@ -156,11 +194,14 @@ lsi_tensor *lsi_tape_fail(lsi_tape *tape, ls_status status, const char *format, 
 lsi_tensor *lsi_tape_fail_with(lsi_tape *tape, ls_status status);
 /* The gradient buffer of an input, allocated at its first contribution; NULL if it needs none.
  * *first says whether to overwrite. Memory trouble: NULL and the sticky error. */
-float *lsi_grad(lsi_tape *tape, lsi_tensor *t, bool *first);
+void *lsi_grad(lsi_tape *tape, lsi_tensor *t, bool *first);
+/* Its type: float32 for parameters, else that of the data. */
+ls_dtype lsi_grad_dtype(const lsi_tensor *t);
 /* The same for an op whose input gradient can be computed in place of its output's: at the first
  * contribution an activation takes over the buffer of node->output (the two pointers are then
  * equal and output->grad is NULL), so no memory is needed. Call it as the last use of the output's
- * gradient. The shapes must have the same number of elements. */
-float *lsi_grad_inherit(lsi_tape *tape, lsi_node *node, lsi_tensor *t, bool *first);
+ * gradient. The shapes must have the same number of elements, and a parameter, whose gradient may
+ * have another type, never inherits. */
+void *lsi_grad_inherit(lsi_tape *tape, lsi_node *node, lsi_tensor *t, bool *first);
 
 #endif

@@ -15,13 +15,15 @@
 
 typedef struct lsi_train_config {
     /* data */
-    const char *data, *tokenizer, *tail;
+    const char *data, *val_data, *tokenizer, *tail;
     double val_fraction;
     int64_t eval_every, eval_samples;
     /* model */
     const char *model;
-    int64_t n_layer, n_head, n_embd, seq_len, vocab_size;
-    double dropout;
+    int64_t n_layer, n_head, n_embd, seq_len, vocab_size, n_kv_head, n_inner;
+    double dropout, rope_theta;
+    bool untied;
+    const char *dtype, *checkpoint_activations;
     /* work */
     int64_t workers, threads, batch_size, micro_batch_size, steps, epochs, seed;
     bool reproducible;
@@ -46,6 +48,7 @@ typedef struct lsi_run_plan {
     int64_t micro_batch_size; /* sequences */
     int64_t n_micro_batches;  /* of a step, all ranks */
     int64_t steps_per_epoch, total_steps;
+    lsi_sample_shape sample;
     int64_t n_samples[LSI_N_SPLITS], n_tokens[LSI_N_SPLITS];
     double unigram_entropy[LSI_N_SPLITS]; /* nats per token */
     lsi_model_config model;
@@ -55,12 +58,15 @@ typedef struct lsi_run_plan {
     int64_t warmup_steps;
     double min_lr;
     int schedule, tail;
+    ls_dtype dtype;         /* of parameters and activations */
+    int64_t n_checkpointed; /* blocks whose activations are computed again */
 } lsi_run_plan;
 
 /* Checks the configuration against the machine and the data, without starting anything. Errors name
  * the options to change and, where numbers do not fit together, numbers that would. */
 LS_CHECKED ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan);
-/* Opens what the configuration names; called by the plan and by every worker. */
+/* Opens what the configuration names; called by the plan and by every worker. *tokenizer is NULL
+ * for token files unless one is named: "byte", the default, is for text. */
 LS_CHECKED ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,
                                    lsi_dataset **dataset);
 

@@ -19,39 +19,66 @@ static const char DATA[] = "Data", MODEL[] = "Model", WORK[] = "Work", OPTIMIZER
                   COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
 
 const lsi_opt lsi_train_options[] = {
-    TEXT("data", data, "FILE", NULL, DATA, "Text to train on."),
-    CHOICE("tokenizer", tokenizer, "byte", "byte", DATA, "How text becomes tokens."),
+    TEXT("data", data, "FILE", NULL, DATA,
+         "What to train on: text, a file of tokens as nanoGPT or llm.c writes it, or a folder of "
+         "images as MNIST has them (docs/data.md)."),
+    TEXT("val-data", val_data, "FILE", NULL, DATA,
+         "A second file of the same kind to validate with, instead of --val-fraction."),
+    TEXT("tokenizer", tokenizer, "byte|FILE", "byte", DATA,
+         "How text becomes tokens: byte, or a tokenizer's file or folder (vocab.bpe, merges.txt, "
+         "tokenizer.json, llama2.c's tokenizer.bin)."),
     FLOAT("val-fraction", val_fraction, "0.05", 0, 0.5, DATA,
-          "Share of the text, at its end, that is held out for validation."),
+          "Share of the data, at its end, that is held out for validation."),
     CHOICE("tail", tail, "drop", "drop|pad", DATA,
            "Samples that do not fill the last batch of an epoch: leave them out, or fill the batch "
            "with repeated samples that do not count."),
     INT("eval-every", eval_every, "steps", "0", 0, 1e15, DATA,
         "Validate that often (0: five times, and always at the end)."),
-    INT("eval-samples", eval_samples, "sequences", "256", 1, 1e15, DATA,
-        "Validation sequences to use, spread over the held-out text."),
+    INT("eval-samples", eval_samples, "samples", "0", 0, 1e15, DATA,
+        "Validation samples to use, spread over the held-out data (0: 256 sequences, or all "
+        "images)."),
 
-    CHOICE("model", model, "gpt2", "gpt2", MODEL, "Kind of model."),
-    INT("n-layer", n_layer, "blocks", "4", 1, 10000, MODEL, "Transformer blocks."),
+    CHOICE("model", model, "gpt2", "gpt2|llama|mlp|convnet", MODEL, "Kind of model."),
+    INT("n-layer", n_layer, "blocks", "0", 0, 10000, MODEL,
+        "Transformer blocks, hidden layers of an mlp, blocks in each of a convnet's three stages "
+        "(0: 4, 2 and 1)."),
     INT("n-head", n_head, "heads", "4", 1, 10000, MODEL, "Attention heads of a block."),
-    INT("n-embd", n_embd, "channels", "128", 1, 1e6, MODEL, "Width of the model."),
+    INT("n-embd", n_embd, "channels", "0", 0, 1e6, MODEL,
+        "Width of the model; of a convnet, of its first stage (0: 128, of an mlp 256, of a convnet "
+        "16)."),
+    INT("n-kv-head", n_kv_head, "heads", "0", 0, 10000, MODEL,
+        "llama: heads of keys and values, which attention heads share (0: as many as --n-head)."),
+    INT("n-inner", n_inner, "channels", "0", 0, 1e7, MODEL,
+        "llama: width of the feed-forward layers (0: 8/3 of --n-embd, in steps of 32)."),
+    FLOAT("rope-theta", rope_theta, "10000", 1, 1e12, MODEL,
+          "llama: base of the wavelengths of rotary positions."),
+    BOOL("untied", untied, MODEL, "llama: the output layer has a table of its own."),
     INT("seq-len", seq_len, "tokens", "128", 1, 1e6, MODEL, "Length of a sequence."),
     INT("vocab-size", vocab_size, "tokens", "0", 0, 1e8, MODEL,
-        "Rows of the embedding table (0: as many as the tokenizer has tokens)."),
+        "Rows of the embedding table (0: as many as the tokenizer has tokens; without one, as the "
+        "largest token of the data asks for)."),
     FLOAT("dropout", dropout, "0", 0, 0.99, MODEL, "Probability of dropout."),
+    CHOICE(
+        "dtype", dtype, "f32", "f32|bf16", MODEL,
+        "Type of parameters and activations. bf16: sums, gradients, moments and a master of each "
+        "parameter stay float32."),
+    TEXT("checkpoint-activations", checkpoint_activations, "WHICH", "none", MODEL,
+         "Blocks that keep only their input and compute the rest again in backward: none, full, or "
+         "the number of blocks from the first one."),
 
     INT("workers", workers, "processes", "1", 1, LSI_MAX_RANKS, WORK,
         "Worker processes; each computes its share of every batch."),
     INT("threads", threads, "threads", "0", 0, 4096, WORK,
         "Threads of a worker (0: processors / workers; 1 with --reproducible)."),
     INT("batch-size", batch_size, "sequences", "32", 1, 1e9, WORK,
-        "Sequences of a step, over all workers."),
+        "Sequences (images) of a step, over all workers."),
     INT("micro-batch-size", micro_batch_size, "sequences", "0", 0, 1e9, WORK,
-        "Sequences that a worker computes at once (0: up to 8, with --reproducible as many as "
+        "Sequences (images) that a worker computes at once (0: up to 8, with --reproducible as "
+        "many as "
         "leave 8 micro-batches)."),
     INT("steps", steps, "steps", "0", 0, 1e15, WORK, "Optimizer steps (0: see --epochs)."),
     INT("epochs", epochs, "epochs", "0", 0, 1e9, WORK,
-        "Passes over the training text, instead of --steps (neither: one)."),
+        "Passes over the training data, instead of --steps (neither: one)."),
     INT("seed", seed, NULL, "1", 0, 9e15, WORK, "Seed of initial weights, order and dropout."),
     BOOL("reproducible", reproducible, WORK,
          "The same bits for any number of workers: adds micro-batches in a fixed tree."),

@@ -1,6 +1,9 @@
 /* Checking a configuration before anything starts, and working out what follows from it. */
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 
@@ -10,11 +13,26 @@
 #include "observe/observe.h"
 #include "train/config.h"
 
+/* ---- data ---- */
+
+/* Text needs a tokenizer; for tokens one that is named says what they mean. */
+static ls_status open_tokenizer(const lsi_train_config *c, lsi_tokenizer **tokenizer) {
+    bool is_text = false;
+    *tokenizer = NULL;
+    LSI_TRY(lsi_dataset_is_text(c->data, &is_text));
+    if (!is_text && strcmp(c->tokenizer, "byte") == 0) return LS_OK;
+    return lsi_tokenizer_create(c->tokenizer, tokenizer);
+}
+
 ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,
                         lsi_dataset **dataset) {
-    LSI_TRY(lsi_tokenizer_create(config->tokenizer, tokenizer));
-    ls_status status = lsi_dataset_open_text(config->data, *tokenizer, config->seq_len,
-                                             config->val_fraction, dataset);
+    LSI_TRY(open_tokenizer(config, tokenizer));
+    const lsi_dataset_opts opts = {.path = config->data,
+                                   .val_path = config->val_data,
+                                   .tokenizer = *tokenizer,
+                                   .seq_len = config->seq_len,
+                                   .val_fraction = config->val_fraction};
+    ls_status status = lsi_dataset_open(&opts, dataset);
     if (status != LS_OK) {
         lsi_tokenizer_destroy(*tokenizer);
         *tokenizer = NULL;
@@ -45,21 +63,80 @@ static ls_status check_memory(const lsi_train_config *c, const lsi_run_plan *pla
                     lsi_format_bytes(there, there_text, sizeof there_text));
 }
 
-static ls_status plan_model(const lsi_train_config *c, int64_t tokenizer_vocab,
-                            lsi_run_plan *plan) {
-    LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
-    if (c->vocab_size != 0 && c->vocab_size < tokenizer_vocab)
+/* Models of images take images, the others tokens. */
+static ls_status check_kind(const lsi_train_config *c, const lsi_run_plan *plan) {
+    bool has_images = plan->sample.height > 0;
+    if (has_images && strcmp(c->tokenizer, "byte") != 0)
+        return lsi_fail(LS_ERR_ARGUMENT, "--tokenizer %s: --data %s has images, which need none",
+                        c->tokenizer, c->data);
+    if (has_images == plan->model_class->takes_images) return LS_OK;
+    return lsi_fail(LS_ERR_ARGUMENT,
+                    "--model %s takes %s, but --data %s has %s; would work: "
+                    "--model %s",
+                    c->model, has_images ? "tokens" : "images", c->data,
+                    has_images ? "images" : "tokens", has_images ? "convnet" : "gpt2");
+}
+
+static int64_t first_set(int64_t a, int64_t b, int64_t c) {
+    return a ? a : b ? b : c;
+}
+
+/* What Llama has beyond the sizes of all. */
+static ls_status plan_llama(const lsi_train_config *c, lsi_run_plan *plan) {
+    enum { INNER_STEP = 32 };
+    const double usual_theta = 10000.0;
+    if (strcmp(plan->model_class->name, "llama") != 0) {
+        if (c->n_kv_head == 0 && c->n_inner == 0 && c->rope_theta == usual_theta && !c->untied)
+            return LS_OK;
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--n-kv-head, --n-inner, --rope-theta and --untied are for --model llama; "
+                        "--model %s has none of them",
+                        plan->model_class->name);
+    }
+    int64_t usual_inner =
+        (8 * plan->model.n_embd + 3 * INNER_STEP - 1) / (3 * INNER_STEP) * INNER_STEP;
+    plan->model.n_kv_head = c->n_kv_head ? c->n_kv_head : plan->model.n_head;
+    plan->model.n_inner = c->n_inner ? c->n_inner : usual_inner;
+    plan->model.rope_theta = c->rope_theta;
+    plan->model.untied = c->untied;
+    return LS_OK;
+}
+
+/* n_tokens: the least vocabulary that the tokenizer, or the data, asks for. */
+static ls_status plan_language_model(const lsi_train_config *c, int64_t n_tokens,
+                                     lsi_run_plan *plan) {
+    if (c->vocab_size != 0 && c->vocab_size < n_tokens)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "--vocab-size %" PRId64 " is smaller than the %" PRId64
-                        " tokens of tokenizer '%s'",
-                        c->vocab_size, tokenizer_vocab, c->tokenizer);
-    plan->model = (lsi_model_config){.n_layer = c->n_layer,
-                                     .n_head = c->n_head,
-                                     .n_embd = c->n_embd,
-                                     .seq_len = c->seq_len,
-                                     .vocab_size = c->vocab_size ? c->vocab_size : tokenizer_vocab,
+                        " tokens that --data %s and --tokenizer %s ask for",
+                        c->vocab_size, n_tokens, c->data, c->tokenizer);
+    plan->model.n_head = c->n_head;
+    plan->model.seq_len = c->seq_len;
+    plan->model.vocab_size = c->vocab_size ? c->vocab_size : n_tokens;
+    return LS_OK;
+}
+
+static void plan_image_model(lsi_run_plan *plan) {
+    plan->model.height = plan->sample.height;
+    plan->model.width = plan->sample.width;
+    plan->model.n_channels = plan->sample.n_channels;
+    plan->model.n_classes = plan->sample.n_classes;
+}
+
+static ls_status plan_model(const lsi_train_config *c, int64_t n_tokens, lsi_run_plan *plan) {
+    enum { USUAL_LAYERS = 4, USUAL_WIDTH = 128 };
+    LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
+    LSI_TRY(check_kind(c, plan));
+    const lsi_model_config *usual = &plan->model_class->usual;
+    plan->model = (lsi_model_config){.n_layer = first_set(c->n_layer, usual->n_layer, USUAL_LAYERS),
+                                     .n_embd = first_set(c->n_embd, usual->n_embd, USUAL_WIDTH),
                                      .dropout = c->dropout,
-                                     .layer_norm_epsilon = 1e-5};
+                                     .norm_epsilon = 1e-5};
+    if (plan->model_class->takes_images)
+        plan_image_model(plan);
+    else
+        LSI_TRY(plan_language_model(c, n_tokens, plan));
+    LSI_TRY(plan_llama(c, plan));
     LSI_TRY(plan->model_class->check(&plan->model));
     return check_memory(c, plan);
 }
@@ -177,8 +254,8 @@ static ls_status plan_batch(const lsi_train_config *c, lsi_run_plan *plan) {
 
 /* ---- steps ---- */
 
-/* A batch needs more sequences than there are. */
-static ls_status refuse_text(const lsi_train_config *c, const lsi_run_plan *plan) {
+/* A batch needs more samples than there are. */
+static ls_status refuse_data(const lsi_train_config *c, const lsi_run_plan *plan) {
     int64_t n = plan->n_samples[LSI_SPLIT_TRAIN];
     int64_t largest =
         n / batch_unit(c, plan->micro_batch_size) * batch_unit(c, plan->micro_batch_size);
@@ -187,6 +264,11 @@ static ls_status refuse_text(const lsi_train_config *c, const lsi_run_plan *plan
         snprintf(smaller, sizeof smaller,
                  "--batch-size %" PRId64 " with --micro-batch-size %" PRId64 ", or ", largest,
                  plan->micro_batch_size);
+    if (plan->sample.height > 0)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "%s: %" PRId64 " training images do not fill one --batch-size %" PRId64
+                        "; would work: %s--tail pad, or a smaller batch",
+                        c->data, n, c->batch_size, smaller);
     return lsi_fail(LS_ERR_ARGUMENT,
                     "%s: %" PRId64 " training sequences of --seq-len %" PRId64
                     " do not fill one --batch-size %" PRId64 "; would work: %s--tail pad; also a "
@@ -199,7 +281,7 @@ static ls_status plan_steps(const lsi_train_config *c, lsi_run_plan *plan) {
     plan->tail = strcmp(c->tail, "pad") == 0 ? LS_TAIL_PAD : LS_TAIL_DROP;
     plan->steps_per_epoch =
         plan->tail == LS_TAIL_PAD ? (n + c->batch_size - 1) / c->batch_size : n / c->batch_size;
-    if (plan->steps_per_epoch == 0) return refuse_text(c, plan);
+    if (plan->steps_per_epoch == 0) return refuse_data(c, plan);
     if (c->steps > 0 && c->epochs > 0)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "--steps %" PRId64 " and --epochs %" PRId64
@@ -231,6 +313,22 @@ static ls_status plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
     return LS_OK;
 }
 
+/* none, full or a number of blocks. */
+static ls_status plan_precision(const lsi_train_config *c, lsi_run_plan *plan) {
+    const char *which = c->checkpoint_activations;
+    char *end = NULL;
+    plan->dtype = strcmp(c->dtype, "bf16") == 0 ? LS_DTYPE_BF16 : LS_DTYPE_F32;
+    if (strcmp(which, "none") == 0) return LS_OK;
+    plan->n_checkpointed = INT64_MAX;
+    if (strcmp(which, "full") == 0) return LS_OK;
+    errno = 0;
+    plan->n_checkpointed = strtoll(which, &end, 10);
+    if (errno == 0 && *which && !*end && plan->n_checkpointed >= 0) return LS_OK;
+    return lsi_fail(LS_ERR_USAGE,
+                    "--checkpoint-activations %s: expected none, full or a number of blocks",
+                    which);
+}
+
 static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
     int64_t share = lsi_cpu_count() / c->workers;
     int64_t automatic = c->reproducible || share < 1 ? 1 : share;
@@ -242,17 +340,21 @@ static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
 static ls_status plan_data(const lsi_train_config *c, lsi_run_plan *plan, int64_t *vocab) {
     lsi_tokenizer *tokenizer = NULL;
     lsi_dataset *dataset = NULL;
-    if (!c->data) return lsi_fail(LS_ERR_USAGE, "no text to train on; give one with --data FILE");
+    if (!c->data)
+        return lsi_fail(LS_ERR_USAGE, "no data to train on; give a file with --data FILE");
     LSI_TRY(lsi_open_data(c, &tokenizer, &dataset));
-    *vocab = lsi_tokenizer_vocab_size(tokenizer);
+    plan->sample = lsi_dataset_shape(dataset);
+    *vocab = tokenizer ? lsi_tokenizer_vocab_size(tokenizer) : lsi_dataset_shape(dataset).n_classes;
+    ls_status status = LS_OK;
     for (int split = 0; split < LSI_N_SPLITS; split++) {
         plan->n_samples[split] = lsi_dataset_n_samples(dataset, (lsi_split)split);
         plan->n_tokens[split] = lsi_dataset_n_tokens(dataset, (lsi_split)split);
         plan->unigram_entropy[split] = lsi_dataset_unigram_entropy(dataset, (lsi_split)split);
+        if (isnan(plan->unigram_entropy[split])) status = LS_ERR_MEMORY;
     }
     lsi_dataset_close(dataset);
     lsi_tokenizer_destroy(tokenizer);
-    return LS_OK;
+    return status;
 }
 
 ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
@@ -263,6 +365,7 @@ ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
     LSI_TRY(plan_batch(config, plan));
     LSI_TRY(plan_steps(config, plan));
     LSI_TRY(plan_schedule(config, plan));
+    LSI_TRY(plan_precision(config, plan));
     plan_threads(config, plan);
     return LS_OK;
 }

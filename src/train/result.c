@@ -95,6 +95,8 @@ static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *
     json_object_set_new(result, "bytes_sent", json_integer(w->bytes_sent));
     json_object_set_new(result, "unigram_entropy", json_real(p->unigram_entropy[LSI_SPLIT_TRAIN]));
     if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", json_real(w->last_val_loss));
+    if (w->last_val_step >= 0 && !isnan(w->last_val_accuracy))
+        json_object_set_new(result, "val_accuracy", json_real(w->last_val_accuracy));
     add_memory(result, w, rows);
     return result;
 }
@@ -109,13 +111,17 @@ static void print_summary(lsi_worker *w, const memory_row *rows) {
     double recent = 0, exposed = 0;
     for (int64_t i = w->n_done - tail; i < w->n_done; i++) recent += w->losses[i] / (double)tail;
     for (int64_t i = 0; i < w->n_done; i++) exposed += w->exposed_ms[i] / 1e3;
-    fprintf(out, "\ntrain loss       %.4f nats/token (mean of the last %" PRId64 " steps)\n",
-            recent, tail);
+    bool has_images = lsi_worker_has_images(w);
+    fprintf(out, "\ntrain loss       %.4f nats/%s (mean of the last %" PRId64 " steps)\n", recent,
+            has_images ? "image" : "token", tail);
     if (w->last_val_step >= 0) fprintf(out, "validation loss  %.4f\n", w->last_val_loss);
-    fprintf(out, "unigram entropy  %.4f (the best loss without any context)\n",
-            p->unigram_entropy[LSI_SPLIT_TRAIN]);
-    fprintf(out, "speed            %.0f tokens/s, %s in all\n", (double)w->n_tokens / w->wall_s,
-            lsi_format_seconds(w->wall_s, time, sizeof time));
+    if (w->last_val_step >= 0 && !isnan(w->last_val_accuracy))
+        fprintf(out, "accuracy         %.2f %%\n", 100 * w->last_val_accuracy);
+    if (!has_images)
+        fprintf(out, "unigram entropy  %.4f (the best loss without any context)\n",
+                p->unigram_entropy[LSI_SPLIT_TRAIN]);
+    fprintf(out, "speed            %.0f %s/s, %s in all\n", (double)w->n_tokens / w->wall_s,
+            has_images ? "images" : "tokens", lsi_format_seconds(w->wall_s, time, sizeof time));
     fprintf(out, "communication    %.1f %% of the time, %s sent per step and worker\n",
             100 * exposed / w->wall_s,
             lsi_format_bytes((double)w->bytes_sent, memory, sizeof memory));

@@ -7,7 +7,11 @@
  * ranks, and padded places, which have no targets, count for nothing.
  *
  * After the gradients are averaged, ranks gather their micro-batches' losses together with the
- * wish to stop, so that all see the same numbers and stop after the same step. */
+ * wish to stop, so that all see the same numbers and stop after the same step. What models with
+ * running statistics have measured goes with it, and every rank folds it in in the order of the
+ * micro-batches. A rank's report:
+ *
+ *     losses (largest share)   stop (1)   statistics (largest share, n_stats of the model) */
 #include <math.h>
 #include <string.h>
 
@@ -18,22 +22,46 @@
 
 /* ---- batch ---- */
 
-static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro, int64_t *n_targets) {
+bool lsi_worker_has_images(const lsi_worker *w) {
+    return w->plan->sample.height > 0;
+}
+
+size_t lsi_worker_sample_bytes(const lsi_worker *w) {
+    const lsi_sample_shape *s = &w->plan->sample;
+    if (!lsi_worker_has_images(w)) return (size_t)s->n_time * sizeof(int32_t);
+    return (size_t)(s->height * s->width * s->n_channels) * sizeof(float);
+}
+
+ls_status lsi_worker_load(lsi_worker *w, lsi_split split, int64_t index, int64_t place,
+                          bool without_targets) {
+    int64_t n_time = w->plan->sample.n_time;
+    int32_t *targets = w->targets + place * n_time;
+    char *inputs = (char *)w->inputs + (size_t)place * lsi_worker_sample_bytes(w);
+    LSI_TRY(lsi_dataset_get(w->dataset, split, index, inputs, targets));
+    for (int64_t t = 0; without_targets && t < n_time; t++) targets[t] = -1;
+    return LS_OK;
+}
+
+lsi_batch lsi_worker_batch(const lsi_worker *w) {
+    lsi_batch batch = {.targets = w->targets,
+                       .n_batch = w->plan->micro_batch_size,
+                       .n_time = w->plan->sample.n_time};
+    if (lsi_worker_has_images(w))
+        batch.images = w->inputs;
+    else
+        batch.tokens = w->inputs;
+    return batch;
+}
+
+static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro) {
     const lsi_run_plan *plan = w->plan;
-    int64_t n_time = w->config->seq_len, size = plan->micro_batch_size;
+    int64_t size = plan->micro_batch_size;
     int64_t first = step % plan->steps_per_epoch * w->config->batch_size + micro * size;
-    *n_targets = 0;
     for (int64_t i = 0; i < size; i++) {
         int64_t index = 0;
         int is_padding = 0;
-        int32_t *targets = w->targets + i * n_time;
         LSI_TRY(ls_sampler_get(w->sampler, first + i, &index, &is_padding));
-        LSI_TRY(
-            lsi_dataset_get(w->dataset, LSI_SPLIT_TRAIN, index, w->inputs + i * n_time, targets));
-        if (is_padding)
-            for (int64_t t = 0; t < n_time; t++) targets[t] = -1;
-        else
-            *n_targets += n_time;
+        LSI_TRY(lsi_worker_load(w, LSI_SPLIT_TRAIN, index, i, is_padding != 0));
     }
     return LS_OK;
 }
@@ -44,7 +72,7 @@ static int64_t count_targets(const lsi_worker *w, int64_t step) {
     int64_t batch = w->config->batch_size, n_samples = plan->n_samples[LSI_SPLIT_TRAIN];
     int64_t first = step % plan->steps_per_epoch * batch;
     int64_t real = n_samples - first < batch ? n_samples - first : batch;
-    return real * w->config->seq_len;
+    return real * plan->sample.n_time;
 }
 
 static ls_status set_epoch(lsi_worker *w, int64_t step) {
@@ -56,17 +84,19 @@ static ls_status set_epoch(lsi_worker *w, int64_t step) {
 
 /* ---- gradients ---- */
 
-static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, float *loss) {
-    int64_t n_targets = 0, begin_ns = lsi_trace_begin();
-    LSI_TRY(load_micro_batch(w, step, micro, &n_targets));
+static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, float *loss,
+                                 float *stats) {
+    int64_t begin_ns = lsi_trace_begin();
+    LSI_TRY(load_micro_batch(w, step, micro));
     LSI_TRY(ls_ddp_begin_backward(w->ddp));
     lsi_tape_reset(w->tape, true);
     lsi_tape_accumulate(w->tape, ls_ddp_accumulates(w->ddp));
     lsi_tape_seed(w->tape, (uint64_t)w->config->seed, (uint32_t)step, (uint32_t)micro);
-    lsi_batch batch = {w->inputs, w->targets, w->plan->micro_batch_size, w->config->seq_len};
+    lsi_batch batch = lsi_worker_batch(w);
+    batch.stats = stats;
     lsi_tensor *sum = w->model->class->forward(w->model, w->tape, &batch);
     LSI_TRY(lsi_tape_status(w->tape));
-    *loss = *sum->data;
+    *loss = *(const float *)sum->data;
     lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "forward", micro);
     begin_ns = lsi_trace_begin();
     LSI_TRY(lsi_tape_backward(w->tape, sum));
@@ -74,14 +104,29 @@ static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, flo
     return LS_OK;
 }
 
-/* Averaged gradients; this rank's losses, one per micro-batch, are left in `mine`. */
-static ls_status compute_gradients(lsi_worker *w, int64_t step, float *mine) {
+int64_t lsi_worker_report_width(const lsi_worker *w) {
+    return w->plan->deal.largest * (1 + w->model->n_stats) + 1;
+}
+
+static float *report_of(const lsi_worker *w, int rank) {
+    return w->reported + rank * lsi_worker_report_width(w);
+}
+
+/* Statistics of micro-batch i of a rank; NULL: the model has none. */
+static float *stats_of(const lsi_worker *w, int rank, int64_t i) {
+    int64_t n = w->model->n_stats;
+    return n ? report_of(w, rank) + w->plan->deal.largest + 1 + i * n : NULL;
+}
+
+/* Averaged gradients; losses and statistics of this rank's micro-batches are left in its report. */
+static ls_status compute_gradients(lsi_worker *w, int64_t step) {
     const lsi_deal *deal = &w->plan->deal;
     int64_t n_mine = deal->count[w->rank];
+    float *losses = report_of(w, w->rank);
     LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, 1.0 / (double)count_targets(w, step)));
     for (int64_t i = 0; i < n_mine; i++) {
         int64_t micro = deal->first[w->rank] + i;
-        LSI_TRY(lsi_context(run_micro_batch(w, step, micro, &mine[i]),
+        LSI_TRY(lsi_context(run_micro_batch(w, step, micro, &losses[i], stats_of(w, w->rank, i)),
                             "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));
     }
     return lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1);
@@ -98,23 +143,33 @@ static ls_status refuse_loss(const lsi_worker *w, int64_t step, int rank, int64_
                     (long long)step + 1, (long long)micro, rank, (double)loss, w->config->lr);
 }
 
-/* Gathers losses and the wish to stop; *loss becomes the step's mean over targets. */
+/* Ranks have consecutive micro-batches, so this is their global order. */
+static void fold_stats(lsi_worker *w) {
+    const lsi_deal *deal = &w->plan->deal;
+    if (!w->model->class->fold_stats) return;
+    for (int r = 0; r < w->n_ranks; r++)
+        for (int64_t i = 0; i < deal->count[r]; i++)
+            w->model->class->fold_stats(w->model, stats_of(w, r, i));
+}
+
+/* Gathers the reports; *loss becomes the step's mean over targets. */
 static ls_status agree_on_step(lsi_worker *w, int64_t step, double *loss) {
     const lsi_deal *deal = &w->plan->deal;
-    int64_t width = deal->largest + 1;
-    float *mine = w->reported + w->rank * width;
+    int64_t width = lsi_worker_report_width(w);
+    float *mine = report_of(w, w->rank);
     mine[deal->largest] = (float)lsi_region_stop_requested(w->region);
     LSI_TRY(ls_all_gather(w->group, mine, w->reported, width, LS_DTYPE_F32, NULL));
     double sum = 0;
     w->stop_signal = 0;
     for (int r = 0; r < w->n_ranks; r++) {
-        const float *theirs = w->reported + r * width;
+        const float *theirs = report_of(w, r);
         if (theirs[deal->largest] != 0) w->stop_signal = (int)theirs[deal->largest];
         for (int64_t i = 0; i < deal->count[r]; i++) {
             if (!isfinite(theirs[i])) return refuse_loss(w, step, r, deal->first[r] + i, theirs[i]);
             sum += (double)theirs[i];
         }
     }
+    fold_stats(w);
     *loss = sum / (double)count_targets(w, step);
     return LS_OK;
 }
@@ -196,7 +251,7 @@ ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
     lsi_region_set_step(w->region, w->rank, step + 1);
     lsi_step_record record = {.step = step + 1, .n_tokens = count_targets(w, step)};
     LSI_TRY(set_epoch(w, step));
-    LSI_TRY(compute_gradients(w, step, w->reported + w->rank * (w->plan->deal.largest + 1)));
+    LSI_TRY(compute_gradients(w, step));
     LSI_TRY(agree_on_step(w, step, &record.loss));
     LSI_TRY(update_weights(w, step, &record.lr, &record.grad_norm));
     return record_step(w, &record, &before, begin_ns);

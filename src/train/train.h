@@ -1,4 +1,4 @@
-/* Training and generating: what the program's subcommands call. */
+/* Training: what the program's subcommand calls. */
 #ifndef LSI_TRAIN_TRAIN_H
 #define LSI_TRAIN_TRAIN_H
 
@@ -20,15 +20,5 @@ typedef struct lsi_train_job {
 LS_CHECKED ls_status lsi_train_prepare_folder(const lsi_train_config *config, FILE *out);
 /* Body of a worker (lsi_worker_fn); context is the job. */
 LS_CHECKED ls_status lsi_train_worker(lsi_region *region, int rank, void *job);
-
-typedef struct lsi_generate_config {
-    const char *model, *prompt;
-    int64_t n_tokens, top_k, seed, threads;
-    double temperature;
-} lsi_generate_config;
-
-extern const lsi_opt lsi_generate_options[];
-/* Loads the model folder and writes prompt and continuation to out as they come. */
-LS_CHECKED ls_status lsi_generate(const lsi_generate_config *config, FILE *out);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "checkpoint/model_folder.h"
@@ -38,9 +39,10 @@ static ls_status set_up_data(lsi_worker *w) {
                             .assign = LS_ASSIGN_BLOCKS,
                             .block = w->config->batch_size};
     LSI_TRY(ls_sampler_create(&opts, &w->sampler));
-    size_t places = (size_t)w->plan->micro_batch_size * (size_t)w->config->seq_len;
-    w->inputs = lsi_calloc(LSI_MEM_OTHER, places, sizeof *w->inputs);
-    w->targets = lsi_calloc(LSI_MEM_OTHER, places, sizeof *w->targets);
+    size_t size = (size_t)w->plan->micro_batch_size;
+    size_t n_time = (size_t)w->plan->sample.n_time;
+    w->inputs = lsi_calloc(LSI_MEM_OTHER, size, lsi_worker_sample_bytes(w));
+    w->targets = lsi_calloc(LSI_MEM_OTHER, size * n_time, sizeof *w->targets);
     return w->inputs && w->targets ? LS_OK : LS_ERR_MEMORY;
 }
 
@@ -48,12 +50,16 @@ static ls_status set_up_model(lsi_worker *w) {
     const lsi_train_config *c = w->config;
     LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
     lsi_model_init(w->model, (uint64_t)c->seed);
+    if (w->plan->dtype == LS_DTYPE_BF16) LSI_TRY(lsi_model_narrow(w->model));
     ls_ddp_opts ddp = {.struct_size = sizeof ddp,
                        .bucket_cap_mb = c->bucket_cap_mb,
                        .first_bucket_mb = c->first_bucket_mb,
                        .reproducible = c->reproducible};
     LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &ddp, &w->ddp));
-    lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay};
+    size_t n_params = (size_t)w->model->n_params;
+    LSI_TRY(lsi_check_alloc(w->masters = lsi_calloc(LSI_MEM_OTHER, n_params, sizeof *w->masters)));
+    for (int i = 0; i < w->model->n_params; i++) w->masters[i] = lsi_model_values(w->model, i);
+    lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay, w->masters};
     return lsi_optimizer_create(w->model->params, w->model->n_params, &adamw, &w->optimizer);
 }
 
@@ -61,12 +67,14 @@ static ls_status set_up_tape(lsi_worker *w) {
     size_t memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     LSI_TRY(lsi_arena_create(memory_bytes, &w->arena));
     LSI_TRY(lsi_tape_create(w->arena, &w->tape));
+    lsi_tape_set_dtype(w->tape, w->plan->dtype);
+    lsi_tape_checkpoint(w->tape, w->plan->n_checkpointed);
     lsi_tape_listen(w->tape, ls_ddp_sink(w->ddp));
     return LS_OK;
 }
 
 static ls_status set_up_records(lsi_worker *w) {
-    size_t n_reported = (size_t)w->n_ranks * (size_t)(w->plan->deal.largest + 1);
+    size_t n_reported = (size_t)w->n_ranks * (size_t)lsi_worker_report_width(w);
     w->reported = lsi_calloc(LSI_MEM_OTHER, n_reported, sizeof *w->reported);
     LSI_TRY(lsi_check_alloc(w->reported));
     w->last_val_step = -1;
@@ -75,8 +83,10 @@ static ls_status set_up_records(lsi_worker *w) {
     char path[4096];
     snprintf(path, sizeof path, "%s/metrics.jsonl", w->config->out);
     LSI_TRY(lsi_metrics_open(path, &w->metrics));
-    return lsi_progress_create(w->job->out, w->plan->total_steps, w->config->log_every,
-                               &w->progress);
+    LSI_TRY(
+        lsi_progress_create(w->job->out, w->plan->total_steps, w->config->log_every, &w->progress));
+    if (lsi_worker_has_images(w)) lsi_progress_count(w->progress, "images");
+    return LS_OK;
 }
 
 static ls_status set_up(lsi_worker *w) {
@@ -99,6 +109,7 @@ static void clean_up(lsi_worker *w) {
     lsi_tape_destroy(w->tape);
     lsi_arena_destroy(w->arena);
     lsi_optimizer_destroy(w->optimizer);
+    lsi_free(w->masters);
     ls_ddp_destroy(w->ddp);
     lsi_model_destroy(w->model);
     lsi_free(w->inputs);
@@ -118,13 +129,16 @@ static bool is_evaluation_due(const lsi_worker *w, int64_t n_done) {
 }
 
 static ls_status evaluate(lsi_worker *w) {
-    LSI_TRY(lsi_worker_evaluate(w, &w->last_val_loss));
+    LSI_TRY(lsi_worker_evaluate(w, &w->last_val_loss, &w->last_val_accuracy));
     if (isnan(w->last_val_loss)) return LS_OK;
     w->last_val_step = w->n_done;
     if (w->rank != 0) return LS_OK;
-    lsi_metrics_evaluation(w->metrics, w->n_done, w->last_val_loss);
-    lsi_progress_say(w->progress, "step %lld  validation loss %.4f", (long long)w->n_done,
-                     w->last_val_loss);
+    char accuracy[32] = "";
+    if (!isnan(w->last_val_accuracy))
+        snprintf(accuracy, sizeof accuracy, "  accuracy %.2f %%", 100 * w->last_val_accuracy);
+    lsi_metrics_evaluation(w->metrics, w->n_done, w->last_val_loss, w->last_val_accuracy);
+    lsi_progress_say(w->progress, "step %lld  validation loss %.4f%s", (long long)w->n_done,
+                     w->last_val_loss, accuracy);
     return LS_OK;
 }
 
@@ -145,7 +159,13 @@ static ls_status save(lsi_worker *w) {
     if (w->rank != 0) return LS_OK;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", w->config->out);
-    return lsi_model_save(w->model, w->config->tokenizer, folder);
+    const lsi_model_save_opts opts = {.tokenizer =
+                                          w->tokenizer ? lsi_tokenizer_name(w->tokenizer) : NULL};
+    if (w->tokenizer) {
+        LSI_TRY(lsi_folder_make(folder));
+        LSI_TRY(lsi_tokenizer_save(w->tokenizer, folder));
+    }
+    return lsi_model_save(w->model, &opts, folder);
 }
 
 /* This rank's part of the timeline, appended to a file that is not complete yet. */

@@ -8,8 +8,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/files.h"
+#include "checkpoint/safetensors.h"
 
 static const lsi_model_config SMALL = {.n_layer = 2,
                                        .n_head = 2,
@@ -17,7 +17,7 @@ static const lsi_model_config SMALL = {.n_layer = 2,
                                        .seq_len = 5,
                                        .vocab_size = 11,
                                        .dropout = 0.25,
-                                       .layer_norm_epsilon = 1e-5};
+                                       .norm_epsilon = 1e-5};
 
 static lsi_model *make_model(const lsi_model_config *config, uint64_t seed) {
     const lsi_model_class *class;
@@ -26,6 +26,11 @@ static lsi_model *make_model(const lsi_model_config *config, uint64_t seed) {
     assert_ok(lsi_model_create(class, config, &model));
     lsi_model_init(model, seed);
     return model;
+}
+
+static ls_status save_as(const lsi_model *model, const char *tokenizer, const char *folder) {
+    const lsi_model_save_opts opts = {.tokenizer = tokenizer};
+    return lsi_model_save(model, &opts, folder);
 }
 
 static void assert_same_model(const lsi_model *found, const lsi_model *expected) {
@@ -37,7 +42,7 @@ static void assert_same_model(const lsi_model *found, const lsi_model *expected)
     assert_int_equal(a->seq_len, b->seq_len);
     assert_int_equal(a->vocab_size, b->vocab_size);
     assert_true(a->dropout == b->dropout);
-    assert_true(a->layer_norm_epsilon == b->layer_norm_epsilon);
+    assert_true(a->norm_epsilon == b->norm_epsilon);
     assert_int_equal(found->n_params, expected->n_params);
     for (int i = 0; i < found->n_params; i++) {
         assert_string_equal(found->params[i].name, expected->params[i].name);
@@ -55,7 +60,7 @@ static void saved_model_comes_back_to_the_bit(void **state) {
     float *weights = model->params[0].data;
     weights[0] = NAN, weights[1] = -INFINITY, weights[2] = -0.0f, weights[3] = 1e-45f;
     char *tokenizer;
-    assert_ok(lsi_model_save(model, "gpt2-bpe", path_of("deep/folder")));
+    assert_ok(save_as(model, "gpt2-bpe", path_of("deep/folder")));
     assert_ok(lsi_model_load(path_of("deep/folder"), &loaded, &tokenizer));
     assert_same_model(loaded, model);
     assert_string_equal(tokenizer, "gpt2-bpe");
@@ -66,6 +71,42 @@ static void saved_model_comes_back_to_the_bit(void **state) {
     lsi_free(tokenizer);
     lsi_model_destroy(loaded);
     lsi_model_destroy(model);
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+/* Parameters that are not trained (statistics of norms) among them. */
+static void every_class_comes_back(void **state) {
+    (void)state;
+    static const lsi_model_config config = {.n_layer = 2, .n_embd = 8, .norm_epsilon = 1e-5};
+    for (int c = 0; lsi_model_classes[c]; c++) {
+        const lsi_model_class *class = lsi_model_classes[c];
+        lsi_model_config sized = config;
+        if (class->takes_images) {
+            sized.height = sized.width = 8, sized.n_channels = 1, sized.n_classes = 3;
+        } else {
+            sized.n_head = 4, sized.seq_len = 5, sized.vocab_size = 11;
+            if (strcmp(class->name, "llama") == 0)
+                sized.n_kv_head = 2, sized.n_inner = 12, sized.rope_theta = 5000,
+                sized.untied = true;
+        }
+        lsi_model *model, *loaded;
+        char *tokenizer;
+        assert_ok(lsi_model_create(class, &sized, &model));
+        lsi_model_init(model, 4);
+        for (int i = 0; i < model->n_params; i++) lsi_model_values(model, i)[0] = (float)i;
+        assert_ok(lsi_model_save(model, NULL, path_of(class->name)));
+        assert_ok(lsi_model_load(path_of(class->name), &loaded, &tokenizer));
+        assert_null(tokenizer);
+        assert_same_model(loaded, model);
+        assert_int_equal(loaded->config.n_kv_head, sized.n_kv_head);
+        assert_int_equal(loaded->config.n_inner, sized.n_inner);
+        assert_true(loaded->config.rope_theta == sized.rope_theta);
+        assert_int_equal(loaded->config.untied, sized.untied);
+        assert_int_equal(loaded->config.height, sized.height);
+        assert_int_equal(loaded->config.n_classes, sized.n_classes);
+        lsi_model_destroy(loaded);
+        lsi_model_destroy(model);
+    }
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }
 
@@ -96,7 +137,7 @@ static void saving_twice_gives_the_same_files(void **state) {
 static void files_are_those_of_transformers(void **state) {
     (void)state;
     lsi_model *model = make_model(&SMALL, 1);
-    assert_ok(lsi_model_save(model, "byte", path_of("m")));
+    assert_ok(save_as(model, "byte", path_of("m")));
     json_t *config;
     assert_ok(lsi_file_read_json(path_of("m/config.json"), 1 << 16, &config));
     assert_string_equal(json_string_value(json_object_get(config, "model_type")), "gpt2");
@@ -141,7 +182,7 @@ static void tokenizer_follows_file_then_vocabulary(void **state) {
         config.vocab_size = rows[i].vocab_size;
         lsi_model *model = make_model(&config, 1), *loaded;
         char *tokenizer;
-        assert_ok(lsi_model_save(model, rows[i].saved, path_of("t")));
+        assert_ok(save_as(model, rows[i].saved, path_of("t")));
         assert_ok(lsi_model_load(path_of("t"), &loaded, &tokenizer));
         if (rows[i].loaded)
             assert_string_equal(tokenizer, rows[i].loaded);
@@ -391,7 +432,7 @@ static void wrong_configurations_are_named(void **state) {
         {"[]", LS_ERR_FORMAT, "no text \"model_type\""},
         {"{}", LS_ERR_FORMAT, "no text \"model_type\""},
         {"{'model_type':1}", LS_ERR_FORMAT, "no text \"model_type\""},
-        {"{'model_type':'gpt9'}", LS_ERR_NOT_FOUND, "gpt9"},
+        {"{'model_type':'gpt9'}", LS_ERR_UNSUPPORTED, "unknown model 'gpt9'; known: gpt2"},
         {"{'model_type':'gpt2'}", LS_ERR_FORMAT, "config.json"},
         {"{'model_type':'gpt2','lockstep':1," SIZES "}", LS_ERR_FORMAT,
          "\"lockstep\" is not an object"},
@@ -441,7 +482,7 @@ static void missing_files_are_named(void **state) {
     write_whole(path_of("file"), "x", 1);
     assert_fails(lsi_model_save(model, NULL, path_of("file")), LS_ERR_IO, "file");
     assert_fails(lsi_model_save(model, NULL, path_of("file/under")), LS_ERR_IO, "file");
-    assert_fails(lsi_model_save(model, "\xff", path_of("m")), LS_ERR_ARGUMENT, "not UTF-8");
+    assert_fails(save_as(model, "\xff", path_of("m")), LS_ERR_ARGUMENT, "not UTF-8");
     assert_int_equal(n_files_in(path_of("m")), 0);
     lsi_model_destroy(model);
     assert_null(loaded);
@@ -458,7 +499,7 @@ static void every_failed_allocation_is_answered(void **state) {
     ls_status status;
     do {
         lsi_mem_fail_at(++n);
-        status = lsi_model_save(model, "byte", path_of("m"));
+        status = save_as(model, "byte", path_of("m"));
         int has_failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         assert_int_equal(status, has_failed ? LS_ERR_MEMORY : LS_OK);
@@ -545,6 +586,7 @@ int main(void) {
 #define IN_SCRATCH(test) cmocka_unit_test_setup_teardown(test, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
         IN_SCRATCH(saved_model_comes_back_to_the_bit),
+        IN_SCRATCH(every_class_comes_back),
         IN_SCRATCH(saving_twice_gives_the_same_files),
         IN_SCRATCH(files_are_those_of_transformers),
         IN_SCRATCH(tokenizer_follows_file_then_vocabulary),

@@ -150,6 +150,8 @@ static void bad_tensors_are_refused(void **state) {
         {{.name = "t", .dtype = LS_DTYPE_F32, .n_dims = 1, .dims = {2}, "abcd", 4},
          "needs 8 bytes, 4 handed in"},
         {{.name = "t", .dtype = LS_DTYPE_F32, .n_dims = 1, .dims = {2}, NULL, 8}, "needs 8 bytes"},
+        {{.name = "t", .dtype = LS_DTYPE_F16, .data = "ab", .bytes = 2, .data_dtype = LS_DTYPE_F32},
+         "cannot write F32 as F16"},
         {{.name = "\xff", .dtype = LS_DTYPE_U8, .n_dims = 0, .data = "a", .bytes = 1}, "UTF-8"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -5,9 +5,11 @@
 #include "comm/calls.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -226,7 +228,39 @@ static void killed_and_stopped_ranks_are_named(void **state) {
     }
 }
 
-/* The same for those who only test: also a message that will never come. */
+/* Takes the place of the system's: a machine where others compute whenever a rank yields. */
+static _Atomic int n_slow_yields;
+static _Atomic bool is_machine_busy;
+
+int sched_yield(void) {
+    if (!is_machine_busy) return (int)syscall(SYS_sched_yield);
+    n_slow_yields++;
+    lsi_sleep_ms(10);
+    return 0;
+}
+
+/* Rank 1 is dead before rank 0 begins to wait. */
+static ls_status rank_1_dies_on_a_busy_machine(ls_group *group, void *context) {
+    (void)context;
+    LSI_TRY(ls_barrier(group, NULL));
+    if (ls_group_rank(group) == 1) raise(SIGKILL);
+    while (lsi_region_find_dead(group->region, 0) < 0) lsi_sleep_ms(1);
+    group->spins = 1; /* as where ranks outnumber processors */
+    group->yields = 100;
+    is_machine_busy = true;
+    ls_status status = ls_barrier(group, NULL);
+    RANK_CHECK(n_slow_yields < 10, "%d yields came before the look at the dead", n_slow_yields);
+    return status;
+}
+
+static void a_death_is_noticed_where_yields_take_long(void **state) {
+    (void)state;
+    rank_result results[2];
+    run_rank_processes(2, rank_1_dies_on_a_busy_machine, NULL, results);
+    expect(results, 0, LS_ERR_PEER, "rank 1 (pid ");
+}
+
+/* A death or a leave for those who only test: also a message that will never come. */
 static ls_status others_only_test(ls_group *group, void *context) {
     const absence *a = context;
     ls_work *work[2];
@@ -474,6 +508,7 @@ int main(void) {
         cmocka_unit_test(who_left_is_named_before_who_is_late),
         cmocka_unit_test(a_deadline_without_a_culprit_is_no_error),
         cmocka_unit_test(killed_and_stopped_ranks_are_named),
+        cmocka_unit_test(a_death_is_noticed_where_yields_take_long),
         cmocka_unit_test(dead_and_gone_ranks_are_named_to_those_who_only_test),
         cmocka_unit_test(the_end_of_a_chain_is_named),
         cmocka_unit_test(messages_of_ranks_that_left_arrive),

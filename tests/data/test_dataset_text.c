@@ -45,9 +45,16 @@ static void write_text(const char *path, const char *text) {
     write_bytes(path, text, strlen(text));
 }
 
+static ls_status open_text(const char *path, const fixture *f, int64_t seq_len, double val_fraction,
+                           lsi_dataset **dataset) {
+    const lsi_dataset_opts opts = {
+        .path = path, .tokenizer = f->tokenizer, .seq_len = seq_len, .val_fraction = val_fraction};
+    return lsi_dataset_open(&opts, dataset);
+}
+
 static lsi_dataset *open_dataset(fixture *f, int64_t seq_len, double val_fraction) {
     lsi_dataset *dataset = NULL;
-    assert_ok(lsi_dataset_open_text(f->path, f->tokenizer, seq_len, val_fraction, &dataset));
+    assert_ok(open_text(f->path, f, seq_len, val_fraction, &dataset));
     return dataset;
 }
 
@@ -187,8 +194,7 @@ static void short_texts_say_how_short(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         lsi_dataset *dataset = NULL;
         write_text(f->path, rows[i].text);
-        assert_fails(lsi_dataset_open_text(f->path, f->tokenizer, rows[i].seq_len,
-                                           rows[i].val_fraction, &dataset),
+        assert_fails(open_text(f->path, f, rows[i].seq_len, rows[i].val_fraction, &dataset),
                      LS_ERR_FORMAT, rows[i].message);
         assert_non_null(strstr(ls_last_message(), f->path));
         assert_null(dataset);
@@ -199,20 +205,15 @@ static void wrong_paths_are_told_apart(void **state) {
     fixture *f = *state;
     lsi_dataset *dataset = NULL;
     char path[256];
-    assert_fails(lsi_dataset_open_text(f->path, f->tokenizer, 4, 0.0, &dataset), LS_ERR_NOT_FOUND,
-                 f->path);
-    assert_fails(lsi_dataset_open_text("", f->tokenizer, 4, 0.0, &dataset), LS_ERR_NOT_FOUND,
-                 "cannot be opened");
-    assert_fails(lsi_dataset_open_text(f->folder, f->tokenizer, 4, 0.0, &dataset), LS_ERR_IO,
+    assert_fails(open_text(f->path, f, 4, 0.0, &dataset), LS_ERR_NOT_FOUND, f->path);
+    assert_fails(open_text("", f, 4, 0.0, &dataset), LS_ERR_NOT_FOUND, "cannot be opened");
+    assert_fails(open_text(f->folder, f, 4, 0.0, &dataset), LS_ERR_IO,
                  "is a folder, expected a text file");
     write_text(f->path, "");
-    assert_fails(lsi_dataset_open_text(f->path, f->tokenizer, 4, 0.0, &dataset), LS_ERR_FORMAT,
-                 "is empty");
+    assert_fails(open_text(f->path, f, 4, 0.0, &dataset), LS_ERR_FORMAT, "is empty");
     snprintf(path, sizeof path, "%s/below", f->path);
-    assert_fails(lsi_dataset_open_text(path, f->tokenizer, 4, 0.0, &dataset), LS_ERR_IO,
-                 "Not a directory");
-    assert_fails(lsi_dataset_open_text("/dev/null", f->tokenizer, 4, 0.0, &dataset), LS_ERR_IO,
-                 "no regular file");
+    assert_fails(open_text(path, f, 4, 0.0, &dataset), LS_ERR_IO, "Not a directory");
+    assert_fails(open_text("/dev/null", f, 4, 0.0, &dataset), LS_ERR_IO, "no regular file");
     assert_null(dataset);
 }
 
@@ -225,7 +226,7 @@ static void unreadable_files_say_why(void **state) {
     assert_int_equal(chmod(f->path, 0), 0);
     assert_int_equal(chmod(f->folder, 0755), 0);
     if (is_root) assert_int_equal(seteuid(NOBODY), 0);
-    ls_status status = lsi_dataset_open_text(f->path, f->tokenizer, 2, 0.0, &dataset);
+    ls_status status = open_text(f->path, f, 2, 0.0, &dataset);
     if (is_root) assert_int_equal(seteuid(0), 0);
     assert_fails(status, LS_ERR_IO, "Permission denied");
     assert_null(dataset);
@@ -248,10 +249,96 @@ static void bad_options_are_refused(void **state) {
         {2, NAN, "val_fraction is nan"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        assert_fails(lsi_dataset_open_text(f->path, f->tokenizer, rows[i].seq_len,
-                                           rows[i].val_fraction, &dataset),
+        assert_fails(open_text(f->path, f, rows[i].seq_len, rows[i].val_fraction, &dataset),
                      LS_ERR_ARGUMENT, rows[i].message);
     assert_null(dataset);
+}
+
+static void text_needs_a_tokenizer(void **state) {
+    fixture *f = *state;
+    lsi_dataset *dataset = NULL;
+    write_text(f->path, "abcdefg");
+    const lsi_dataset_opts opts = {.path = f->path, .seq_len = 2};
+    assert_fails(lsi_dataset_open(&opts, &dataset), LS_ERR_ARGUMENT, "text needs a tokenizer");
+    assert_fails(lsi_dataset_open(&(lsi_dataset_opts){.seq_len = 2}, &dataset), LS_ERR_ARGUMENT,
+                 "no path");
+    assert_null(dataset);
+}
+
+/* ---- validation from another file ---- */
+
+static void validation_may_be_another_file(void **state) {
+    fixture *f = *state;
+    lsi_dataset *dataset = NULL;
+    const char *val_path = in_scratch(&f->folder, "val.txt");
+    const lsi_dataset_opts opts = {.path = f->path,
+                                   .val_path = val_path,
+                                   .tokenizer = f->tokenizer,
+                                   .seq_len = 3,
+                                   .val_fraction = 0.05}; /* not used then */
+    write_text(f->path, "abcdefghijkl");
+    assert_fails(lsi_dataset_open(&opts, &dataset), LS_ERR_NOT_FOUND, "validation: data file");
+    write_text(val_path, "uvw");
+    assert_fails(lsi_dataset_open(&opts, &dataset), LS_ERR_FORMAT,
+                 "val.txt: 3 tokens, but a sample of seq_len 3 needs 4; use a longer text or a "
+                 "seq_len of at most 2");
+    write_text(val_path, "uvwxyzuvw");
+    assert_ok(lsi_dataset_open(&opts, &dataset));
+    assert_int_equal(lsi_dataset_n_tokens(dataset, LSI_SPLIT_TRAIN), 12);
+    assert_int_equal(lsi_dataset_n_tokens(dataset, LSI_SPLIT_VALIDATION), 9);
+    assert_int_equal(lsi_dataset_n_samples(dataset, LSI_SPLIT_VALIDATION), 2);
+    assert_sample(dataset, LSI_SPLIT_TRAIN, 2, "ghi", "hij");
+    assert_sample(dataset, LSI_SPLIT_VALIDATION, 1, "xyz", "yzu");
+    assert_true(lsi_dataset_unigram_entropy(dataset, LSI_SPLIT_VALIDATION) > 1.5);
+    lsi_dataset_close(dataset);
+}
+
+static void validation_must_be_of_the_same_kind(void **state) {
+    fixture *f = *state;
+    lsi_dataset *dataset = NULL;
+    const char *val_path = in_scratch(&f->folder, "val.bin");
+    const lsi_dataset_opts opts = {
+        .path = f->path, .val_path = val_path, .tokenizer = f->tokenizer, .seq_len = 1};
+    write_text(f->path, "abcd");
+    write_text(val_path, "abcd");
+    assert_fails(lsi_dataset_open(&opts, &dataset), LS_ERR_FORMAT,
+                 "val.bin is a token file, expected a text file as");
+    assert_null(dataset);
+}
+
+/* ---- other tokenizers ---- */
+
+/* Longer than a piece: pieces end at words, so ids are those of the whole text at once. */
+static void long_texts_are_encoded_as_a_whole(void **state) {
+    fixture *f = *state;
+    enum { N = 5 << 19, T = 999 };
+    static const char *const words[] = {"he", " he", "hehe ", "\n", "  ", "h", "'s", " e"};
+    char *text = malloc(N + 8);
+    size_t used = 0;
+    for (unsigned i = 1; used < N; i++) {
+        const char *word = words[(i * 2654435761u) >> 29];
+        memcpy(text + used, word, strlen(word));
+        used += strlen(word);
+    }
+    write_text(in_scratch(&f->folder, "merges.txt"), "h e\nhe he\n\xC4\xA0 he\n");
+    write_bytes(f->path, text, used);
+    lsi_tokenizer_destroy(f->tokenizer);
+    assert_ok(lsi_tokenizer_create(in_scratch(&f->folder, "merges.txt"), &f->tokenizer));
+    int32_t *ids, in[T], out[T];
+    int64_t n_ids;
+    assert_ok(lsi_tokenizer_encode(f->tokenizer, text, used, &ids, &n_ids));
+    lsi_dataset *dataset = open_dataset(f, T, 0.0);
+    assert_int_equal(lsi_dataset_n_tokens(dataset, LSI_SPLIT_TRAIN), n_ids);
+    assert_int_equal(lsi_dataset_shape(dataset).n_classes, 260);
+    assert_int_equal(lsi_dataset_shape(dataset).n_time, T);
+    for (int64_t i = 0; i < lsi_dataset_n_samples(dataset, LSI_SPLIT_TRAIN); i++) {
+        assert_ok(lsi_dataset_get(dataset, LSI_SPLIT_TRAIN, i, in, out));
+        assert_memory_equal(in, ids + i * T, sizeof in);
+        assert_memory_equal(out, ids + i * T + 1, sizeof out);
+    }
+    lsi_dataset_close(dataset);
+    lsi_free(ids);
+    free(text);
 }
 
 static void samples_outside_are_refused(void **state) {
@@ -277,7 +364,7 @@ static void failed_allocations_leak_nothing(void **state) {
     for (int64_t n = 1;; n++) {
         lsi_dataset *dataset = NULL;
         lsi_mem_fail_at(n);
-        ls_status status = lsi_dataset_open_text(f->path, f->tokenizer, 3, 0.4, &dataset);
+        ls_status status = open_text(f->path, f, 3, 0.4, &dataset);
         int failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         assert_int_equal(status, failed ? LS_ERR_MEMORY : LS_OK);
@@ -304,6 +391,10 @@ int main(void) {
         FILE_TEST(wrong_paths_are_told_apart),
         FILE_TEST(unreadable_files_say_why),
         FILE_TEST(bad_options_are_refused),
+        FILE_TEST(text_needs_a_tokenizer),
+        FILE_TEST(validation_may_be_another_file),
+        FILE_TEST(validation_must_be_of_the_same_kind),
+        FILE_TEST(long_texts_are_encoded_as_a_whole),
         FILE_TEST(samples_outside_are_refused),
         FILE_TEST(failed_allocations_leak_nothing),
     };

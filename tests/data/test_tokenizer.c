@@ -1,11 +1,6 @@
-/* Tokenizers and the compact token sequence. */
-#include "harness/harness.h"
+/* Byte tokenizer, finding a tokenizer by name, file or folder, and the compact token sequence. */
+#include "data/token_tests.h"
 
-#include <string.h>
-
-#include "base/mem.h"
-#include "data/data.h"
-#include "data/tokenizer.h"
 #include "data/tokens.h"
 
 static void byte_tokens_are_bytes_both_ways(void **state) {
@@ -23,7 +18,7 @@ static void byte_tokens_are_bytes_both_ways(void **state) {
     for (int i = 0; i < 256; i++) {
         size_t bytes;
         assert_int_equal(ids[i], 255 - i);
-        const char *decoded = lsi_tokenizer_decode(tokenizer, ids[i], &bytes);
+        const char *decoded = lsi_tokenizer_decode(tokenizer, -1, ids[i], &bytes);
         assert_int_equal(bytes, 1);
         assert_int_equal(decoded[0], text[i]);
     }
@@ -50,7 +45,7 @@ static void ids_that_are_no_text_decode_to_nothing(void **state) {
     assert_ok(lsi_tokenizer_create("byte", &tokenizer));
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         size_t bytes = 9;
-        assert_non_null(lsi_tokenizer_decode(tokenizer, ids[i], &bytes));
+        assert_non_null(lsi_tokenizer_decode(tokenizer, -1, ids[i], &bytes));
         assert_int_equal(bytes, 0);
     }
     lsi_tokenizer_destroy(tokenizer);
@@ -60,11 +55,84 @@ static void unknown_names_list_the_known_ones(void **state) {
     (void)state;
     lsi_tokenizer *tokenizer = NULL;
     assert_fails(lsi_tokenizer_create("bytes", &tokenizer), LS_ERR_NOT_FOUND,
-                 "unknown tokenizer 'bytes'; known: byte; did you mean 'byte'?");
+                 "unknown tokenizer 'bytes'; known: byte, or the path of a file or folder "
+                 "(tokenizer.json, tokenizer.bin, merges.txt, vocab.bpe); did you mean 'byte'?");
     assert_fails(lsi_tokenizer_create("", &tokenizer), LS_ERR_NOT_FOUND, "known: byte");
     assert_fails(lsi_tokenizer_create("sentencepiece", &tokenizer), LS_ERR_NOT_FOUND,
                  "known: byte");
+    assert_fails(lsi_tokenizer_create("gpt2", &tokenizer), LS_ERR_NOT_FOUND,
+                 "'gpt2' is read from a file, and there is none of that name; give the path of "
+                 "its merges.txt");
     assert_null(tokenizer);
+}
+
+/* ---- files and folders ---- */
+
+static const char MERGES[] = "a b\n";
+
+static void folders_are_searched(void **state) {
+    (void)state;
+    lsi_tokenizer *tokenizer = NULL;
+    assert_ok(lsi_folder_make(path_of("folder")));
+    assert_fails(lsi_tokenizer_create(path_of("folder"), &tokenizer), LS_ERR_NOT_FOUND,
+                 "folder has no tokenizer that can be read; expected tokenizer.json, "
+                 "tokenizer.bin, merges.txt, vocab.bpe");
+    put_text(path_of("folder/tokenizer.model"), "x");
+    assert_fails(lsi_tokenizer_create(path_of("folder"), &tokenizer), LS_ERR_NOT_FOUND,
+                 "its tokenizer.model becomes a tokenizer.bin");
+    put_text(path_of("folder/vocab.bpe"), MERGES);
+    tokenizer = tokenizer_of(path_of("folder"));
+    assert_int_equal(lsi_tokenizer_vocab_size(tokenizer), 258);
+    lsi_tokenizer_destroy(tokenizer);
+    tokenizer = NULL;
+    put_text(path_of("folder/tokenizer.json"), "{}"); /* goes before, and is no tokenizer */
+    assert_fails(lsi_tokenizer_create(path_of("folder"), &tokenizer), LS_ERR_FORMAT,
+                 "tokenizer.json: no object \"model\"");
+    assert_null(tokenizer);
+}
+
+static void saved_tokenizers_are_the_same(void **state) {
+    (void)state;
+    lsi_tokenizer *tokenizer = tokenizer_from("list", MERGES);
+    put_text(path_of("list"), "c d\n"); /* what was read counts */
+    assert_ok(lsi_folder_make(path_of("folder")));
+    assert_ok(lsi_tokenizer_save(tokenizer, path_of("folder")));
+    lsi_tokenizer_destroy(tokenizer);
+    assert_string_equal(text_of(path_of("folder/merges.txt")), MERGES);
+    tokenizer = tokenizer_of(path_of("folder"));
+    assert_encodes_text(tokenizer, "abc", IDS(256, 66));
+    assert_fails(lsi_tokenizer_save(tokenizer, path_of("none")), LS_ERR_NOT_FOUND,
+                 "saving the tokenizer");
+    lsi_tokenizer_destroy(tokenizer);
+    tokenizer = tokenizer_of("byte");
+    assert_ok(lsi_tokenizer_save(tokenizer, path_of("none"))); /* writes nothing */
+    lsi_tokenizer_destroy(tokenizer);
+}
+
+static void files_that_are_no_tokenizers_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *data;
+        size_t bytes;
+        const char *message;
+    } rows[] = {
+        {"", 0, "no tokenizer of a known kind; expected one of tokenizer.json"},
+        {"ab\0\1cd", 6, "no tokenizer of a known kind"},
+        {"\0\0\0\0", 4, "longest token of 0 bytes"},
+        {" {", 2, "file:1:2"},
+        {"{\"a\": 0}", 8, "a vocab.json is read together with the merges.txt beside it"},
+        {"hello", 5, "file:1: expected two parts with a space between them"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        lsi_tokenizer *tokenizer;
+        assert_fails(create_from("file", rows[i].data, rows[i].bytes, &tokenizer), LS_ERR_FORMAT,
+                     rows[i].message);
+        assert_null(tokenizer);
+        assert_int_equal(lsi_mem_n_blocks(), 0);
+    }
+    lsi_tokenizer *tokenizer = NULL;
+    assert_fails(lsi_tokenizer_create(path_of("file/below"), &tokenizer), LS_ERR_IO,
+                 "Not a directory");
 }
 
 static void texts_too_long_for_memory_are_refused(void **state) {
@@ -166,6 +234,9 @@ int main(void) {
         cmocka_unit_test(empty_text_has_no_tokens),
         cmocka_unit_test(ids_that_are_no_text_decode_to_nothing),
         cmocka_unit_test(unknown_names_list_the_known_ones),
+        IN_SCRATCH(folders_are_searched),
+        IN_SCRATCH(saved_tokenizers_are_the_same),
+        IN_SCRATCH(files_that_are_no_tokenizers_are_refused),
         cmocka_unit_test(texts_too_long_for_memory_are_refused),
         cmocka_unit_test(failed_allocations_leak_nothing),
         cmocka_unit_test(widths_follow_the_vocabulary),

@@ -4,6 +4,7 @@
  * With the word "worker" this program is a worker itself, of `lockstep run`. */
 #include "harness/harness.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -80,9 +81,19 @@ static void the_launcher_says_how_a_worker_died_also_when_peers_noticed_first(vo
 
 /* ---- a shell between launcher and worker ---- */
 
+/* Ranks share one memory file as their output, and print at the same moment. The system keeps such
+ * writes apart for files on disk, but in a memory file one may lie on another's place, unless both
+ * are to be put at its end. */
+static void append_to(int fd) {
+    int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0) (void)fcntl(fd, F_SETFL, flags | O_APPEND);
+}
+
 /* Rank 1 dies behind the first barrier; its step says when. */
 static int be_worker(void) {
     ls_group *group = NULL;
+    append_to(STDOUT_FILENO);
+    append_to(STDERR_FILENO);
     ls_status status = ls_group_create(60000, &group);
     if (status == LS_OK) {
         lsi_region *region = lsi_group_region(group);
@@ -96,6 +107,7 @@ static int be_worker(void) {
         int64_t ns = lsi_now_ns() - lsi_region_step(region, 1);
         printf("rank %d: %s after %.1f ms\n", ls_group_rank(group), ls_status_name(status),
                (double)ns / 1e6);
+        fflush(stdout); /* whoever is killed later has still said this */
     }
     if (status != LS_OK) fprintf(stderr, "%s\n", ls_last_message());
     ls_group_destroy(group);

@@ -20,7 +20,7 @@ static const lsi_model_config tiny = {
     .seq_len = T,
     .vocab_size = V,
     .dropout = 0.0,
-    .layer_norm_epsilon = 1e-5,
+    .norm_epsilon = 1e-5,
 };
 
 static void assert_near(const char *what, double found, double expected, double bound) {
@@ -116,14 +116,14 @@ static double loss_of(fixture *f, const lsi_batch *batch) {
     lsi_tape_reset(f->tape, false);
     lsi_tensor *loss = f->model->class->forward(f->model, f->tape, batch);
     assert_ok(lsi_tape_status(f->tape));
-    return (double)loss->data[0];
+    return (double)*(float *)loss->data;
 }
 
 static double forward_backward(fixture *f, const lsi_batch *batch) {
     lsi_tape_reset(f->tape, true);
     lsi_tensor *loss = f->model->class->forward(f->model, f->tape, batch);
     assert_ok(lsi_tape_status(f->tape));
-    double value = (double)loss->data[0];
+    double value = (double)*(float *)loss->data;
     assert_ok(lsi_tape_backward(f->tape, loss));
     return value;
 }

@@ -14,7 +14,7 @@ static const lsi_model_config tiny = {
     .seq_len = 7,
     .vocab_size = 11,
     .dropout = 0.0,
-    .layer_norm_epsilon = 1e-5,
+    .norm_epsilon = 1e-5,
 };
 
 static const lsi_model_class *gpt2(void) {
@@ -38,6 +38,7 @@ static void every_row_is_complete_and_found_by_name(void **state) {
         const lsi_model_class *row = lsi_model_classes[n], *found = NULL;
         assert_true(row->name && row->help && row->check && row->build && row->forward);
         assert_true(row->config_to_json && row->config_from_json);
+        assert_true(row->n_units && row->describe && row->model_type && row->file_prefix);
         assert_ok(lsi_model_class_find(row->name, &found));
         assert_ptr_equal(found, row);
     }
@@ -62,9 +63,10 @@ static void gpt2_124m_has_the_known_number_of_parameters(void **state) {
     lsi_model *model = make(&config);
     assert_int_equal(model->n_params, 148);
     assert_int_equal(model->n_elems, 124439808);
-    /* 6 N + 12 L C T */
+    /* 6 N + 12 L C T; N without positions, biases and norms, which are not multiplied */
+    double weights = 124439808.0 - 1024.0 * 768.0 - (12.0 * 13.0 + 2.0) * 768.0;
     assert_true(lsi_model_flops_per_token(model, 1024) ==
-                6.0 * 124439808.0 + 12.0 * 12.0 * 768.0 * 1024.0);
+                6.0 * weights + 12.0 * 12.0 * 768.0 * 1024.0);
     lsi_model_destroy(model);
 }
 

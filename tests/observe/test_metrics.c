@@ -76,13 +76,18 @@ static void steps_are_kept_exactly_and_at_once(void **state) {
     assert_true(number_of(line, "tokens_per_s") == 16384);
     json_decref(line);
 
-    lsi_metrics_evaluation(metrics, 3, 1.75);
+    lsi_metrics_evaluation(metrics, 3, 1.75, NAN);
     line = read_line(1);
     assert_int_equal(json_object_size(line), 2);
     assert_true(number_of(line, "step") == 3);
     assert_true(number_of(line, "val_loss") == 1.75);
     json_decref(line);
-    assert_null(read_line(2));
+    lsi_metrics_evaluation(metrics, 4, 1.5, 0.875);
+    line = read_line(2);
+    assert_int_equal(json_object_size(line), 3);
+    assert_true(number_of(line, "val_accuracy") == 0.875);
+    json_decref(line);
+    assert_null(read_line(3));
     assert_ok(lsi_metrics_close(metrics));
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }
@@ -94,7 +99,7 @@ static void numbers_that_are_none_become_null(void **state) {
     record.loss = NAN, record.grad_norm = INFINITY, record.step_ms = 0;
     assert_ok(lsi_metrics_open(path, &metrics));
     lsi_metrics_step(metrics, &record);
-    lsi_metrics_evaluation(metrics, 1, -INFINITY);
+    lsi_metrics_evaluation(metrics, 1, -INFINITY, NAN);
     assert_ok(lsi_metrics_close(metrics));
     json_t *line = read_line(0);
     assert_true(json_is_null(json_object_get(line, "loss")));
@@ -122,7 +127,7 @@ static void opening_starts_an_empty_file(void **state) {
 static void no_metrics_take_anything(void **state) {
     (void)state;
     lsi_metrics_step(NULL, &RECORD);
-    lsi_metrics_evaluation(NULL, 1, 1);
+    lsi_metrics_evaluation(NULL, 1, 1, NAN);
     assert_ok(lsi_metrics_close(NULL));
 }
 
@@ -153,7 +158,7 @@ static void full_disk_is_said_by_close(void **state) {
     signal(SIGXFSZ, handler);
     /* Room again: yet nothing may follow the half line. */
     lsi_metrics_step(metrics, &RECORD);
-    lsi_metrics_evaluation(metrics, 1, 1);
+    lsi_metrics_evaluation(metrics, 1, 1, NAN);
     assert_fails(lsi_metrics_close(metrics), LS_ERR_IO, path);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
@@ -173,7 +178,7 @@ static void every_failed_allocation_is_answered(void **state) {
         status = lsi_metrics_open(path, &metrics);
         if (status == LS_OK) {
             lsi_metrics_step(metrics, &RECORD);
-            lsi_metrics_evaluation(metrics, 1, 1);
+            lsi_metrics_evaluation(metrics, 1, 1, NAN);
             status = lsi_metrics_close(metrics);
         }
         int has_failed = lsi_mem_has_failed();

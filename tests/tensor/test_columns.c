@@ -20,8 +20,8 @@ static void check_sums(int64_t rows, int64_t columns) {
     assert_non_null(grad);
     for (int64_t i = 0; i < rows * columns; i++) dy[i] = (float)((i / columns + i % columns) % 5);
     for (int64_t c = 0; c < columns; c++) grad[c] = NAN;
-    lsi_add_columns(dy, rows, columns, grad, true);
-    lsi_add_columns(dy, rows, columns, grad, false);
+    lsi_add_columns(dy, LS_DTYPE_F32, rows, columns, grad, true);
+    lsi_add_columns(dy, LS_DTYPE_F32, rows, columns, grad, false);
     for (int64_t c = 0; c < columns; c++) {
         int64_t sum = 0;
         for (int64_t r = 0; r < rows; r++) sum += (r + c) % 5;
@@ -50,7 +50,7 @@ static void many_rows_lose_little(void **state) {
     float *dy = malloc(ROWS * sizeof *dy), sum;
     assert_non_null(dy);
     for (int i = 0; i < ROWS; i++) dy[i] = 0.1f;
-    lsi_add_columns(dy, ROWS, 1, &sum, true);
+    lsi_add_columns(dy, LS_DTYPE_F32, ROWS, 1, &sum, true);
     double exact = (double)0.1f * ROWS;
     assert_true(fabs((double)sum - exact) <= 5e-4 * exact);
     free(dy);

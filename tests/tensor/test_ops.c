@@ -16,6 +16,7 @@
 #include "tensor/gemm.h"
 #include "tensor/op.h"
 #include "tensor/reference/reference.h"
+#include "tensor/rows.h"
 
 enum { N_INPUTS = 3, ARENA_BYTES = 1 << 28 };
 
@@ -24,6 +25,7 @@ typedef struct op_case {
     const struct op_kind *kind;
     int64_t b, t, c, n;
     float p;
+    int64_t k, s;
 } op_case;
 
 typedef struct shape {
@@ -151,6 +153,20 @@ static void layer_norm_backward(const op_case *c, double **in, const double *dy,
     lsi_ref_layer_norm_backward(&norm, in[0], in[1], dy, din[0], din[1], din[2]);
 }
 
+/* ---- rms_norm: b rows of c ---- */
+
+static lsi_tensor *rms_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_rms_norm(tape, in[0], in[1], 1e-5f);
+}
+static void rms_norm_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_rms_norm(&(lsi_ref_norm){c->b, c->c, 1e-5}, in[0], in[1], y);
+}
+static void rms_norm_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_norm norm = {c->b, c->c, 1e-5};
+    lsi_ref_rms_norm_backward(&norm, in[0], in[1], dy, din[0], din[1]);
+}
+
 /* ---- linear: b x t rows of c, n outputs ---- */
 
 static void linear_shapes(const op_case *c, shape in[N_INPUTS]) {
@@ -179,7 +195,7 @@ static void transposed_shapes(const op_case *c, shape in[N_INPUTS]) {
 }
 static lsi_tensor *transposed_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
     (void)c;
-    return lsi_op_linear_transposed(tape, in[0], in[1]);
+    return lsi_op_linear_transposed(tape, in[0], in[1], NULL);
 }
 static void transposed_forward(const op_case *c, double **in, double *y) {
     lsi_ref_linear(&(lsi_ref_product){c->b * c->t, c->c, c->n, true}, in[0], in[1], NULL, y);
@@ -207,6 +223,94 @@ static void attention_forward(const op_case *c, double **in, double *y) {
 static void attention_backward(const op_case *c, double **in, const double *dy, double **din) {
     lsi_ref_heads heads = {c->b, c->t, c->c, c->n, c->p, first_stream()};
     lsi_ref_attention_backward(&heads, in[0], dy, din[0]);
+}
+
+/* ---- grouped: b sequences of t, n heads and half as many of keys (1 for odd n), c channels ----
+ *
+ * The twin is that of attention, with every head of keys and values written out for each head that
+ * looks at it, and its gradient added up over them. */
+
+static int64_t groups_of(const op_case *c) {
+    return c->n % 2 == 0 ? c->n / 2 : 1;
+}
+static int64_t key_columns(const op_case *c) {
+    return c->c / c->n * groups_of(c);
+}
+static void grouped_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = (shape){3, {c->b, c->t, c->c}};
+    in[1] = in[2] = (shape){3, {c->b, c->t, key_columns(c)}};
+}
+static lsi_tensor *grouped_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    return lsi_op_attention_grouped(tape, in[0], in[1], in[2], (int)c->n, (int)groups_of(c), c->p);
+}
+/* Calls with every element of qkv and the one of q, k or v that it is. */
+static void for_fused(const op_case *c, double **parts, double *qkv,
+                      void (*each)(double *part, double *fused)) {
+    int64_t size = c->c / c->n, sharing = c->n / groups_of(c);
+    for (int64_t row = 0; row < c->b * c->t; row++) {
+        for (int64_t i = 0; i < c->c; i++) {
+            int64_t shared = i / size / sharing * size + i % size;
+            each(&parts[0][row * c->c + i], &qkv[row * 3 * c->c + i]);
+            for (int k = 1; k < 3; k++)
+                each(&parts[k][row * key_columns(c) + shared], &qkv[(row * 3 + k) * c->c + i]);
+        }
+    }
+}
+static void write_out(double *part, double *fused) {
+    *fused = *part;
+}
+static void add_up(double *part, double *fused) {
+    *part += *fused;
+}
+static void grouped_forward(const op_case *c, double **in, double *y) {
+    double *qkv = grab(3 * c->b * c->t * c->c, sizeof *qkv);
+    for_fused(c, in, qkv, write_out);
+    attention_forward(c, &qkv, y);
+    free(qkv);
+}
+static void grouped_backward(const op_case *c, double **in, const double *dy, double **din) {
+    double *qkv = grab(3 * c->b * c->t * c->c, sizeof *qkv);
+    double *dqkv = grab(3 * c->b * c->t * c->c, sizeof *dqkv);
+    for_fused(c, in, qkv, write_out);
+    attention_backward(c, &qkv, dy, &dqkv);
+    shape shapes[N_INPUTS];
+    grouped_shapes(c, shapes);
+    for (int k = 0; k < 3; k++) memset(din[k], 0, (size_t)count_of(&shapes[k]) * sizeof(double));
+    for_fused(c, din, dqkv, add_up);
+    free(dqkv);
+    free(qkv);
+}
+
+/* ---- rope: b sequences of t, n heads, c channels ---- */
+
+static const double theta = 10000.0;
+
+static void rope_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = (shape){3, {c->b, c->t, c->c}};
+}
+static lsi_tensor *rope_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    return lsi_op_rope(tape, in[0], lsi_op_rope_table(tape, c->t, c->c / c->n, theta));
+}
+static void rope_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_rope_forward(&(lsi_ref_rope){c->b, c->t, c->n, c->c / c->n, theta}, in[0], y);
+}
+static void rope_backward(const op_case *c, double **in, const double *dy, double **din) {
+    (void)in;
+    lsi_ref_rope rope = {c->b, c->t, c->n, c->c / c->n, theta};
+    lsi_ref_rope_backward(&rope, dy, din[0]);
+}
+
+/* ---- silu_mul: b rows of c ---- */
+
+static lsi_tensor *silu_mul_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_silu_mul(tape, in[0], in[1]);
+}
+static void silu_mul_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_silu_mul(c->b * c->c, in[0], in[1], y);
+}
+static void silu_mul_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_silu_mul_backward(c->b * c->c, in[0], in[1], dy, din[0], din[1]);
 }
 
 /* ---- gelu, add, dropout: b rows of c, dropout p ---- */
@@ -248,6 +352,108 @@ static void dropout_backward(const op_case *c, double **in, const double *dy, do
     lsi_ref_dropout_backward(c->b * c->c, &stream, c->p, dy, din[0]);
 }
 
+/* ---- relu: b rows of c ---- */
+
+static lsi_tensor *relu_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_relu(tape, in[0]);
+}
+static void relu_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_relu(c->b * c->c, in[0], y);
+}
+static void relu_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_relu_backward(c->b * c->c, in[0], dy, din[0]);
+}
+
+/* ---- conv: b images of t x (t + 1) pixels and c channels, n filters of k x k, step s ---- */
+
+static lsi_ref_conv conv_of(const op_case *c) {
+    return (lsi_ref_conv){c->b, c->t, c->t + 1, c->c, c->k, c->s, c->n};
+}
+static void conv_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = (shape){4, {c->b, c->t, c->t + 1, c->c}};
+    in[1] = (shape){4, {c->n, c->k, c->k, c->c}};
+}
+static int64_t conv_outputs(const op_case *c) {
+    return c->b * ((c->t - 1) / c->s + 1) * (c->t / c->s + 1) * c->n;
+}
+static lsi_tensor *conv_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    return lsi_op_conv2d(tape, in[0], in[1], c->s);
+}
+static void conv_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_conv conv = conv_of(c);
+    lsi_ref_conv2d(&conv, in[0], in[1], y);
+}
+static void conv_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_conv conv = conv_of(c);
+    lsi_ref_conv2d_backward(&conv, in[0], in[1], dy, din[0], din[1]);
+}
+
+/* ---- batch_norm, with statistics of the batch and given ones: b rows of c ---- */
+
+static lsi_tensor *batch_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_batch_norm(tape, in[0], in[1], in[2], 1e-5f, NULL);
+}
+static void batch_norm_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_batch_norm(&(lsi_ref_norm){c->b, c->c, 1e-5}, in[0], in[1], in[2], y);
+}
+static void batch_norm_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_norm norm = {c->b, c->c, 1e-5};
+    lsi_ref_batch_norm_backward(&norm, in[0], in[1], dy, din[0], din[1], din[2]);
+}
+
+/* Means 0 … 1, variances 0.5 … 1.5. */
+typedef struct given {
+    float mean[600], variance[600];
+    double exact_mean[600], exact_variance[600];
+} given;
+
+static const given *given_stats(void) {
+    static given g;
+    for (int i = 0; i < 600; i++) {
+        g.exact_mean[i] = g.mean[i] = 0.5f + 0.5f * draw(91, i);
+        g.exact_variance[i] = g.variance[i] = 1.0f + 0.5f * draw(92, i);
+    }
+    return &g;
+}
+static lsi_tensor *fixed_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    const given *g = given_stats();
+    return lsi_op_batch_norm_fixed(tape, in[0], in[1], in[2], 1e-5f, g->mean, g->variance);
+}
+static void fixed_norm_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_norm norm = {c->b, c->c, 1e-5};
+    const given *g = given_stats();
+    lsi_ref_batch_norm_fixed(&norm, g->exact_mean, g->exact_variance, in[0], in[1], in[2], y);
+}
+static void fixed_norm_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_norm norm = {c->b, c->c, 1e-5};
+    const given *g = given_stats();
+    lsi_ref_batch_norm_fixed_backward(&norm, g->exact_mean, g->exact_variance, in[0], in[1], dy,
+                                      din[0], din[1], din[2]);
+}
+
+/* ---- pool: b images of t x (t + 1) pixels, c channels ---- */
+
+static void pool_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = (shape){4, {c->b, c->t, c->t + 1, c->c}};
+}
+static int64_t pool_outputs(const op_case *c) {
+    return c->b * c->c;
+}
+static lsi_tensor *pool_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_average_pool(tape, in[0]);
+}
+static void pool_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_average_pool(c->b, c->t * (c->t + 1), c->c, in[0], y);
+}
+static void pool_backward(const op_case *c, double **in, const double *dy, double **din) {
+    (void)in;
+    lsi_ref_average_pool_backward(c->b, c->t * (c->t + 1), c->c, dy, din[0]);
+}
+
 /* ---- cross_entropy: b rows of c logits ---- */
 
 static int64_t one_output(const op_case *c) {
@@ -279,15 +485,24 @@ static void entropy_backward(const op_case *c, double **in, const double *dy, do
 KIND(embedding, 2, 1e-6, embedding, embedding_outputs);
 KIND(tokens, 1, 1e-6, embedding, embedding_outputs);
 KIND(layer_norm, 3, 2e-5, layer_norm, rows_outputs);
+KIND(rms_norm, 2, 4e-6, layer_norm, rows_outputs);
 KIND(linear, 3, 2e-6, linear, linear_outputs);
 static const op_kind product_kind = {
     "linear without bias", 2,          2e-6,           linear_shapes,
     linear_outputs,        linear_run, linear_forward, linear_backward};
 KIND(transposed, 2, 2e-6, transposed, linear_outputs);
 KIND(attention, 1, 4e-6, attention, attention_outputs);
+KIND(grouped, 3, 4e-6, grouped, attention_outputs);
+KIND(rope, 1, 3e-7, rope, attention_outputs);
 KIND(gelu, 1, 1e-6, rows, rows_outputs);
+KIND(silu_mul, 2, 1e-6, rows, rows_outputs);
 KIND(add, 2, 1e-7, rows, rows_outputs);
 KIND(dropout, 1, 2e-7, rows, rows_outputs);
+KIND(relu, 1, 1e-7, rows, rows_outputs);
+KIND(conv, 2, 2e-6, conv, conv_outputs);
+KIND(batch_norm, 3, 2e-5, layer_norm, rows_outputs);
+KIND(fixed_norm, 3, 2e-6, layer_norm, rows_outputs);
+KIND(pool, 1, 1e-6, pool, pool_outputs);
 KIND(entropy, 1, 1e-6, rows, one_output);
 
 static const op_case cases[] = {
@@ -303,6 +518,11 @@ static const op_case cases[] = {
     {&layer_norm_kind, 5, 0, 97, 0, 0},
     {&layer_norm_kind, 130, 0, 33, 0, 0},
     {&layer_norm_kind, 301, 0, 515, 0, 0},
+    {&rms_norm_kind, 1, 0, 1, 0, 0},
+    {&rms_norm_kind, 3, 0, 5, 0, 0},
+    {&rms_norm_kind, 7, 0, 16, 0, 0},
+    {&rms_norm_kind, 130, 0, 33, 0, 0},
+    {&rms_norm_kind, 301, 0, 515, 0, 0},
     {&linear_kind, 1, 1, 1, 1, 0},
     {&linear_kind, 1, 3, 5, 7, 0},
     {&linear_kind, 2, 65, 17, 33, 0},
@@ -321,15 +541,59 @@ static const op_case cases[] = {
     {&attention_kind, 1, 70, 4, 1, 0.5f},
     {&attention_kind, 2, 130, 12, 3, 0},
     {&attention_kind, 2, 129, 12, 3, 0.1f},
+    {&grouped_kind, 1, 1, 1, 1, 0},
+    {&grouped_kind, 2, 3, 4, 2, 0},
+    {&grouped_kind, 2, 5, 6, 3, 0},
+    {&grouped_kind, 2, 5, 8, 4, 0.3f},
+    {&grouped_kind, 2, 130, 12, 6, 0},
+    {&grouped_kind, 2, 129, 12, 3, 0.1f},
+    {&rope_kind, 1, 1, 2, 1, 0},
+    {&rope_kind, 2, 3, 6, 3, 0},
+    {&rope_kind, 1, 7, 10, 1, 0},
+    {&rope_kind, 3, 130, 24, 4, 0},
+    {&rope_kind, 1, 3, 2500, 1, 0},
     {&gelu_kind, 1, 0, 1, 0, 0},
     {&gelu_kind, 3, 0, 7, 0, 0},
     {&gelu_kind, 100, 0, 331, 0, 0},
+    {&silu_mul_kind, 1, 0, 1, 0, 0},
+    {&silu_mul_kind, 3, 0, 7, 0, 0},
+    {&silu_mul_kind, 100, 0, 331, 0, 0},
     {&add_kind, 1, 0, 1, 0, 0},
     {&add_kind, 3, 0, 7, 0, 0},
     {&add_kind, 100, 0, 331, 0, 0},
     {&dropout_kind, 1, 0, 1, 0, 0.5f},
     {&dropout_kind, 3, 0, 67, 0, 0.1f},
     {&dropout_kind, 100, 0, 331, 0, 0.9f},
+    {&relu_kind, 1, 0, 1, 0, 0},
+    {&relu_kind, 3, 0, 7, 0, 0},
+    {&relu_kind, 100, 0, 331, 0, 0},
+    /*          b  t   c   n   p  k  s */
+    {&conv_kind, 1, 1, 1, 1, 0, 1, 1},
+    {&conv_kind, 1, 1, 1, 1, 0, 3, 1},
+    {&conv_kind, 1, 3, 2, 3, 0, 3, 1},
+    {&conv_kind, 2, 4, 3, 2, 0, 3, 2},
+    {&conv_kind, 2, 5, 3, 2, 0, 3, 2},
+    {&conv_kind, 3, 4, 5, 3, 0, 1, 1},
+    {&conv_kind, 2, 5, 4, 3, 0, 1, 2},
+    {&conv_kind, 1, 2, 2, 2, 0, 5, 1},
+    {&conv_kind, 2, 7, 1, 4, 0, 5, 3},
+    {&conv_kind, 1, 3, 1, 1, 0, 7, 4},
+    {&conv_kind, 33, 7, 9, 17, 0, 3, 1},  /* many groups of several images */
+    {&conv_kind, 3, 41, 20, 33, 0, 3, 1}, /* several blocks to an image */
+    {&conv_kind, 19, 14, 16, 32, 0, 3, 2},
+    {&batch_norm_kind, 2, 0, 1, 0, 0},
+    {&batch_norm_kind, 3, 0, 5, 0, 0},
+    {&batch_norm_kind, 60, 0, 3, 0, 0},
+    {&batch_norm_kind, 1100, 0, 16, 0, 0},
+    {&batch_norm_kind, 777, 0, 130, 0, 0},
+    {&batch_norm_kind, 130, 0, 515, 0, 0},
+    {&fixed_norm_kind, 1, 0, 1, 0, 0},
+    {&fixed_norm_kind, 3, 0, 5, 0, 0},
+    {&fixed_norm_kind, 1100, 0, 16, 0, 0},
+    {&fixed_norm_kind, 130, 0, 515, 0, 0},
+    {&pool_kind, 1, 1, 1, 0, 0},
+    {&pool_kind, 2, 3, 5, 0, 0},
+    {&pool_kind, 9, 7, 65, 0, 0},
     {&entropy_kind, 1, 0, 1, 0, 0},
     {&entropy_kind, 6, 0, 7, 0, 0},
     {&entropy_kind, 11, 0, 33, 0, 0},
@@ -345,25 +609,36 @@ typedef struct fixture {
     int64_t n_in[N_INPUTS], n_out;
     float *x[N_INPUTS], *weight; /* the loss is sum of weight[i] y[i], so dy = weight */
     double *exact_x[N_INPUTS], *exact_dy, *exact_y, *exact_dx[N_INPUTS];
-    float *y, *dx[N_INPUTS]; /* found */
+    float *y, *dx[N_INPUTS];    /* found */
+    uint16_t *narrow[N_INPUTS]; /* x as bfloat16, for BF16 */
+    ls_dtype dtype;
 } fixture;
 
-static fixture open_fixture(const op_case *c) {
-    fixture f = {.c = c, .n_out = c->kind->n_outputs(c)};
+/* A number that dtype can hold. */
+static float round_to(ls_dtype dtype, float value) {
+    return dtype == LS_DTYPE_F32 ? value : lsi_bf16_to_f32(lsi_f32_to_bf16(value));
+}
+
+static fixture open_fixture(const op_case *c, ls_dtype dtype) {
+    fixture f = {.c = c, .n_out = c->kind->n_outputs(c), .dtype = dtype};
     c->kind->shapes(c, f.in);
     f.weight = grab(f.n_out, sizeof(float));
     f.y = grab(f.n_out, sizeof(float));
     f.exact_dy = grab(f.n_out, sizeof(double));
     f.exact_y = grab(f.n_out, sizeof(double));
-    for (int64_t i = 0; i < f.n_out; i++) f.exact_dy[i] = f.weight[i] = draw(90, i);
+    for (int64_t i = 0; i < f.n_out; i++)
+        f.exact_dy[i] = f.weight[i] = round_to(dtype, draw(90, i));
     for (int k = 0; k < c->kind->n_inputs; k++) {
         f.n_in[k] = count_of(&f.in[k]);
         f.x[k] = grab(f.n_in[k], sizeof(float));
         f.dx[k] = grab(f.n_in[k], sizeof(float));
         f.exact_x[k] = grab(f.n_in[k], sizeof(double));
         f.exact_dx[k] = grab(f.n_in[k], sizeof(double));
-        for (int64_t i = 0; i < f.n_in[k]; i++)
-            f.exact_x[k][i] = f.x[k][i] = 2.0f * draw((uint32_t)k, i);
+        f.narrow[k] = grab(f.n_in[k], sizeof(uint16_t));
+        for (int64_t i = 0; i < f.n_in[k]; i++) {
+            f.exact_x[k][i] = f.x[k][i] = round_to(dtype, 2.0f * draw((uint32_t)k, i));
+            f.narrow[k][i] = lsi_f32_to_bf16(f.x[k][i]);
+        }
     }
     return f;
 }
@@ -371,7 +646,8 @@ static fixture open_fixture(const op_case *c) {
 static void close_fixture(fixture *f) {
     free(f->weight), free(f->y), free(f->exact_dy), free(f->exact_y);
     for (int k = 0; k < N_INPUTS; k++)
-        free(f->x[k]), free(f->dx[k]), free(f->exact_x[k]), free(f->exact_dx[k]);
+        free(f->x[k]), free(f->dx[k]), free(f->exact_x[k]), free(f->exact_dx[k]),
+            free(f->narrow[k]);
 }
 
 static void name_case(const op_case *c) {
@@ -381,21 +657,26 @@ static void name_case(const op_case *c) {
 
 /* ---- a weighted sum as the loss, which is an op like any other ---- */
 
+/* What y was when backward read it; NULL: nobody asks. */
+static float *seen_in_backward;
+
 static ls_status weigh_backward(lsi_tape *tape, lsi_node *node) {
     bool first;
-    float *grad = lsi_grad(tape, node->input[0], &first);
+    lsi_tensor *y = node->input[0];
+    int64_t n = lsi_tensor_count(y);
+    if (seen_in_backward) lsi_to_floats(y->data, y->dtype, n, seen_in_backward);
+    void *grad = lsi_grad(tape, y, &first);
     if (!grad) return lsi_tape_status(tape);
-    const float *weight = node->saved[0];
-    for (int64_t i = 0; i < lsi_tensor_count(node->input[0]); i++)
-        grad[i] = first ? weight[i] : grad[i] + weight[i];
+    lsi_add_to_grad(grad, lsi_grad_dtype(y), node->saved[0], LS_DTYPE_F32, n, first);
     return LS_OK;
 }
 
 static lsi_tensor *weigh(lsi_tape *tape, lsi_tensor *y, const float *weight) {
     if (!y) return NULL;
     size_t bytes = (size_t)lsi_tensor_count(y) * sizeof *weight;
-    lsi_tensor *loss = lsi_tape_activation(tape, 1, (int64_t[]){1});
+    lsi_tensor *loss = lsi_tape_activation_f32(tape, 1, (int64_t[]){1});
     lsi_node node = {.backward = weigh_backward, .name = "weigh", .input = {y}, .output = loss};
+    if (seen_in_backward) node.reads = LSI_READS_INPUT(0);
     node.saved[0] = lsi_tape_scratch(tape, bytes);
     memcpy(node.saved[0], weight, bytes);
     lsi_tape_record(tape, &node);
@@ -404,7 +685,26 @@ static lsi_tensor *weigh(lsi_tape *tape, lsi_tensor *y, const float *weight) {
 
 /* ---- running a case on a tape ---- */
 
-typedef enum mode { AS_INPUTS, AS_PARAMS, AS_PARAMS_ADDING, N_MODES } mode;
+typedef enum mode { AS_INPUTS, AS_PARAMS, AS_PARAMS_ADDING, FORGOTTEN, N_MODES } mode;
+
+static bool is_weight(const op_kind *kind, int k);
+
+static void *param_data(fixture *f, int k) {
+    return f->dtype == LS_DTYPE_F32 ? (void *)f->x[k] : (void *)f->narrow[k];
+}
+
+/* The op in a unit that keeps nothing but its inputs: backward makes y again, the same to the bit.
+ */
+static lsi_tensor *forget(fixture *f, lsi_tape *tape, lsi_tensor *y, lsi_tensor *loss) {
+    lsi_tape_drop(tape, y);
+    lsi_tape_unit_end(tape, 1);
+    bool is_loss = f->n_out == 1 && lsi_tensor_count(y) == 1;
+    if (y->data && y->producer && !is_loss) {
+        name_case(f->c);
+        fail_msg("its output was kept");
+    }
+    return loss;
+}
 
 static const float before = 0.5f; /* what AS_PARAMS_ADDING finds in the gradient */
 
@@ -415,24 +715,35 @@ static void run_case(fixture *f, mode how) {
     assert_ok(lsi_tape_create(arena, &tape));
     lsi_tape_seed(tape, seed, 1, 2);
     lsi_tape_accumulate(tape, how == AS_PARAMS_ADDING);
+    lsi_tape_set_dtype(tape, f->dtype);
+    seen_in_backward = how == FORGOTTEN ? grab(f->n_out, sizeof(float)) : NULL;
+    bool as_inputs = how == AS_INPUTS || how == FORGOTTEN;
     ls_param params[N_INPUTS];
     lsi_tensor *in[N_INPUTS] = {NULL};
     int n_inputs = f->c->kind->n_inputs;
     for (int k = 0; k < n_inputs; k++) {
-        params[k] = (ls_param){"p", f->n_in[k], LS_DTYPE_F32, 0, f->x[k], f->dx[k]};
+        params[k] = (ls_param){"p", f->n_in[k], f->dtype, 0, param_data(f, k), f->dx[k]};
         for (int64_t i = 0; i < f->n_in[k]; i++)
             f->dx[k][i] = how == AS_PARAMS_ADDING ? before : NAN;
-        in[k] = how == AS_INPUTS
-                    ? lsi_tape_input(tape, f->x[k], f->in[k].n_dims, f->in[k].dims, true)
-                    : lsi_tape_param(tape, &params[k], k, f->in[k].n_dims, f->in[k].dims);
+        bool is_input = f->dtype == LS_DTYPE_F32 ? as_inputs : !is_weight(f->c->kind, k);
+        in[k] = is_input ? lsi_tape_input(tape, f->x[k], f->in[k].n_dims, f->in[k].dims, true)
+                         : lsi_tape_param(tape, &params[k], k, f->in[k].n_dims, f->in[k].dims);
     }
+    lsi_tape_checkpoint(tape, how == FORGOTTEN ? 1 : 0);
+    lsi_tape_unit_begin(tape, 1);
     lsi_tensor *y = f->c->kind->run(tape, in, f->c);
     assert_ok(lsi_tape_status(tape));
     assert_int_equal(lsi_tensor_count(y), f->n_out);
-    memcpy(f->y, y->data, (size_t)f->n_out * sizeof(float));
-    assert_ok(lsi_tape_backward(tape, weigh(tape, y, f->weight)));
-    for (int k = 0; how == AS_INPUTS && k < n_inputs; k++)
-        memcpy(f->dx[k], in[k]->grad, (size_t)f->n_in[k] * sizeof(float));
+    lsi_to_floats(y->data, y->dtype, f->n_out, f->y);
+    lsi_tensor *loss = weigh(tape, y, f->weight);
+    if (how == FORGOTTEN) loss = forget(f, tape, y, loss);
+    assert_ok(lsi_tape_backward(tape, loss));
+    if (how == FORGOTTEN)
+        assert_memory_equal(seen_in_backward, f->y, (size_t)f->n_out * sizeof(float));
+    free(seen_in_backward);
+    seen_in_backward = NULL;
+    for (int k = 0; k < n_inputs; k++)
+        if (!in[k]->param) lsi_to_floats(in[k]->grad, in[k]->dtype, f->n_in[k], f->dx[k]);
     lsi_tape_destroy(tape);
     assert_int_equal(lsi_arena_used_bytes(arena), 0);
     lsi_arena_destroy(arena);
@@ -440,36 +751,72 @@ static void run_case(fixture *f, mode how) {
 
 /* ---- comparison ---- */
 
-static void assert_near(const op_case *c, const char *what, int which, const float *found,
+/* bfloat16 keeps 8 bits, so a rounding is within 1/256 of the largest element, and on the way from
+ * inputs to a gradient there are at most four: y, probabilities, their gradients, the result. */
+static const double bf16_bound = 4.0 / 256;
+
+static void assert_near(const fixture *f, const char *what, int which, const float *found,
                         const double *expected, int64_t n, double offset) {
-    double largest = 1.0;
+    const op_case *c = f->c;
+    double largest = 1.0, bound = f->dtype == LS_DTYPE_F32 ? c->kind->bound : bf16_bound;
     for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i] + offset));
     for (int64_t i = 0; i < n; i++) {
         double error = fabs((double)found[i] - expected[i] - offset);
-        if (error <= c->kind->bound * largest) continue; /* false for NaN */
+        if (error <= bound * largest) continue; /* false for NaN */
         name_case(c);
+        print_error("type %s\n", ls_dtype_name(f->dtype));
         fail_msg("%s %d, element %lld: expected %.9g, found %.9g (largest %.3g)", what, which,
                  (long long)i, expected[i] + offset, (double)found[i], largest);
     }
 }
 
-static void ops_equal_their_twins(void **state) {
-    (void)state;
+/* A weight's gradient is float32 whatever its type, so in bfloat16 it has to be a parameter. */
+static bool is_weight(const op_kind *kind, int k) {
+    static const op_kind *const weighted[] = {&layer_norm_kind, &rms_norm_kind,   &linear_kind,
+                                              &product_kind,    &transposed_kind, &conv_kind,
+                                              &batch_norm_kind, &fixed_norm_kind};
+    if (kind == &embedding_kind || kind == &tokens_kind) return true;
+    for (size_t i = 0; i < sizeof weighted / sizeof *weighted; i++)
+        if (kind == weighted[i]) return k >= 1;
+    return false;
+}
+
+static void compare_with_twins(ls_dtype dtype) {
     for (int i = 0; i < N_CASES; i++) {
-        fixture f = open_fixture(&cases[i]);
+        fixture f = open_fixture(&cases[i], dtype);
         const op_kind *kind = cases[i].kind;
         kind->forward(&cases[i], f.exact_x, f.exact_y);
         kind->backward(&cases[i], f.exact_x, f.exact_dy, f.exact_dx);
         for (mode how = 0; how < N_MODES; how++) {
             run_case(&f, how);
-            assert_near(&cases[i], "value", 0, f.y, f.exact_y, f.n_out, 0.0);
+            assert_near(&f, "value", 0, f.y, f.exact_y, f.n_out, 0.0);
             double offset = how == AS_PARAMS_ADDING ? (double)before : 0.0;
-            for (int k = 0; k < kind->n_inputs; k++)
-                assert_near(&cases[i], "gradient of input", k, f.dx[k], f.exact_dx[k], f.n_in[k],
-                            offset);
+            for (int k = 0; k < kind->n_inputs; k++) {
+                bool adds = dtype == LS_DTYPE_F32 || is_weight(kind, k);
+                assert_near(&f, "gradient of input", k, f.dx[k], f.exact_dx[k], f.n_in[k],
+                            adds ? offset : 0.0);
+            }
         }
         close_fixture(&f);
     }
+}
+
+static void ops_equal_their_twins(void **state) {
+    (void)state;
+    compare_with_twins(LS_DTYPE_F32);
+}
+
+static void bfloat16_equals_the_twins(void **state) {
+    (void)state;
+    compare_with_twins(LS_DTYPE_BF16);
+}
+
+/* The way of processors without instructions for bfloat16. */
+static void widened_bfloat16_equals_the_twins(void **state) {
+    (void)state;
+    lsi_product_widens(true);
+    compare_with_twins(LS_DTYPE_BF16);
+    lsi_product_widens(false);
 }
 
 /* Products of a library may differ between numbers of threads; all that is ours may not. */
@@ -481,7 +828,8 @@ static void bits_do_not_depend_on_threads(void **state) {
     (void)state;
     for (int i = 0; i < N_CASES; i++) {
         if (!is_ours(cases[i].kind)) continue;
-        fixture one = open_fixture(&cases[i]), two = open_fixture(&cases[i]);
+        fixture one = open_fixture(&cases[i], LS_DTYPE_F32),
+                two = open_fixture(&cases[i], LS_DTYPE_F32);
         run_case(&one, AS_PARAMS);
         lsi_compute_set_threads(2);
         run_case(&two, AS_PARAMS);
@@ -526,7 +874,7 @@ static void twins_equal_finite_differences(void **state) {
     (void)state;
     int n_checked = 0;
     for (int c = 0; c < N_CASES; c++) {
-        fixture f = open_fixture(&cases[c]);
+        fixture f = open_fixture(&cases[c], LS_DTYPE_F32);
         if (is_small_and_smooth(&f)) {
             n_checked++;
             f.c->kind->backward(f.c, f.exact_x, f.exact_dy, f.exact_dx);
@@ -542,6 +890,8 @@ static void twins_equal_finite_differences(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_equal_their_twins),
+        cmocka_unit_test(bfloat16_equals_the_twins),
+        cmocka_unit_test(widened_bfloat16_equals_the_twins),
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(twins_equal_finite_differences),
     };

@@ -18,6 +18,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "nn/models/describe.h"
 #include "tensor/op.h"
 
 /* ---- parameters ---- */
@@ -163,7 +164,7 @@ static lsi_tensor *embed(const pass *p, const lsi_batch *batch) {
     lsi_tensor *wte = lsi_model_leaf(p->model, p->tape, WTE);
     lsi_tensor *wpe = lsi_model_leaf(p->model, p->tape, WPE);
     lsi_tensor *sum =
-        lsi_op_embedding(p->tape, batch->inputs, batch->n_batch, batch->n_time, wte, wpe);
+        lsi_op_embedding(p->tape, batch->tokens, batch->n_batch, batch->n_time, wte, wpe);
     lsi_tensor *x = lsi_op_dropout(p->tape, sum, p->dropout);
     return x == sum ? x : replace(p, sum, x);
 }
@@ -171,9 +172,9 @@ static lsi_tensor *embed(const pass *p, const lsi_batch *batch) {
 static lsi_tensor *head(const pass *p, lsi_tensor *x, const lsi_batch *batch) {
     lsi_tensor *wte = lsi_model_leaf(p->model, p->tape, WTE);
     lsi_tensor *normal = replace(p, x, norm(p, x, LN_F_WEIGHT, LN_F_BIAS));
-    lsi_tensor *logits = replace(p, normal, lsi_op_linear_transposed(p->tape, normal, wte));
-    if (!batch->targets) return logits;
-    return replace(p, logits, lsi_op_cross_entropy(p->tape, logits, batch->targets));
+    if (batch->targets)
+        return replace(p, normal, lsi_op_head_loss(p->tape, normal, wte, batch->targets));
+    return replace(p, normal, lsi_op_linear_transposed(p->tape, normal, wte, NULL));
 }
 
 static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *batch) {
@@ -185,7 +186,7 @@ static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *ba
                              "sequence of 1 to %lld tokens (seq_len of the model)",
                              (long long)batch->n_batch, (long long)batch->n_time,
                              (long long)config->seq_len);
-    pass p = {model, tape, FIRST_BLOCK, (float)config->dropout, (float)config->layer_norm_epsilon};
+    pass p = {model, tape, FIRST_BLOCK, (float)config->dropout, (float)config->norm_epsilon};
     lsi_tape_unit_begin(tape, 0);
     lsi_tensor *x = embed(&p, batch);
     lsi_tape_unit_end(tape, 0);
@@ -201,12 +202,58 @@ static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *ba
     return result;
 }
 
+/* ---- description ---- */
+
+static int n_units(const lsi_model_config *config) {
+    return (int)config->n_layer + 2;
+}
+
+/* Activations of a block; outputs of norms and gelu are made again. */
+static int64_t block_bytes(const lsi_model_config *config, int64_t n_batch, int64_t n_time,
+                           size_t size) {
+    const size_t stat = 2 * sizeof(float);
+    int64_t rows = n_batch * n_time, C = config->n_embd;
+    return 2 * lsi_describe_bytes(rows, stat) /* of the norms */
+           /* attention: queries, keys, values; mixture; two floats a row */
+           + lsi_describe_bytes(3 * rows * C, size) + lsi_describe_bytes(rows * C, size) +
+           lsi_describe_bytes(rows * config->n_head, stat)
+           /* sum, input of gelu, sum */
+           + 2 * lsi_describe_bytes(rows * C, size) + lsi_describe_bytes(4 * rows * C, size);
+}
+
+static void describe(const lsi_model *model, int64_t n_batch, int64_t n_time, ls_dtype dtype,
+                     lsi_unit_cost *units) {
+    const lsi_model_config *config = &model->config;
+    int64_t rows = n_batch * n_time, C = config->n_embd;
+    size_t size = ls_dtype_bytes(dtype);
+    int L = (int)config->n_layer, first = FIRST_BLOCK;
+    units[0] = lsi_describe_params(model, WTE, FIRST_BLOCK, rows);
+    units[0].flops = 0.0; /* looked up, not multiplied */
+    units[0].activation_bytes =
+        lsi_describe_bytes(rows, sizeof(int32_t)) + lsi_describe_bytes(rows * C, size);
+    for (int layer = 0; layer < L; layer++, first += N_BLOCK_PARAMS) {
+        units[layer + 1] = lsi_describe_params(model, first, N_BLOCK_PARAMS, rows);
+        units[layer + 1].flops += lsi_describe_attention(n_batch, n_time, C);
+        units[layer + 1].activation_bytes = block_bytes(config, n_batch, n_time, size);
+    }
+    units[L + 1] = lsi_describe_params(model, first, 2, rows);
+    units[L + 1].flops = lsi_describe_params(model, WTE, 1, rows).flops;
+    /* the norm's statistics, the gradient that head_loss makes in forward, the loss */
+    units[L + 1].activation_bytes = lsi_describe_bytes(rows, 2 * sizeof(float)) +
+                                    lsi_describe_bytes(rows * C, size) +
+                                    lsi_describe_bytes(1, sizeof(float));
+}
+
 const lsi_model_class lsi_model_gpt2 = {
     .name = "gpt2",
     .help = "GPT-2: learned positions, layer norm before each branch, output tied to the embedding",
     .check = lsi_gpt2_check,
     .build = build,
     .forward = forward,
+    .n_units = n_units,
+    .describe = describe,
+    .model_type = "gpt2",
+    .file_prefix = "transformer.",
     .config_to_json = lsi_gpt2_config_to_json,
     .config_from_json = lsi_gpt2_config_from_json,
 };

@@ -70,9 +70,9 @@ ls_status lsi_gpt2_check(const lsi_model_config *config) {
                  (long long)config->n_embd, (long long)config->n_head);
     if (!(config->dropout >= 0.0 && config->dropout < 1.0))
         complain(&list, "dropout is %g, expected 0 to less than 1", config->dropout);
-    if (!(config->layer_norm_epsilon > 0.0 && config->layer_norm_epsilon < 1.0))
+    if (!(config->norm_epsilon > 0.0 && config->norm_epsilon < 1.0))
         complain(&list, "layer_norm_epsilon is %g, expected more than 0 and less than 1",
-                 config->layer_norm_epsilon);
+                 config->norm_epsilon);
     if (sizes_are_good) check_total(config, &list);
     return list.used ? lsi_fail(LS_ERR_ARGUMENT, "gpt2: %s", list.text) : LS_OK;
 }
@@ -113,7 +113,7 @@ json_t *lsi_gpt2_config_to_json(const lsi_model_config *config) {
     trouble |= put_number(json, "resid_pdrop", config->dropout);
     trouble |= put_number(json, "embd_pdrop", config->dropout);
     trouble |= put_number(json, "attn_pdrop", config->dropout);
-    trouble |= put_number(json, "layer_norm_epsilon", config->layer_norm_epsilon);
+    trouble |= put_number(json, "layer_norm_epsilon", config->norm_epsilon);
     trouble |= put_number(json, "initializer_range", LSI_GPT2_INITIALIZER_RANGE);
     trouble |= json_object_set_new(json, "tie_word_embeddings", json_true());
     trouble |= json_object_set_new(json, "bos_token_id", border_token(config));
@@ -230,7 +230,7 @@ static void read_config(reader *r, lsi_model_config *config) {
     config->n_layer = read_size(r, "n_layer");
     config->n_head = read_size(r, "n_head");
     config->dropout = read_dropout(r);
-    config->layer_norm_epsilon = read_number(r, "layer_norm_epsilon", 1e-5, 0.0, 1.0);
+    config->norm_epsilon = read_number(r, "layer_norm_epsilon", 1e-5, 0.0, 1.0);
     read_text(r, "activation_function", activations, false);
     read_fixed(r, "n_ctx", config->seq_len);
     read_fixed(r, "n_inner", 4 * config->n_embd);

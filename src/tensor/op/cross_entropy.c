@@ -11,53 +11,34 @@
  *
  * Sums over a row in float32 lanes after subtracting the largest logit; the logarithm and the sum
  * over rows in double, in row order. A row with NaN gives a loss of NaN. */
-#include <math.h>
 #include <string.h>
 
-#include "tensor/math.h"
+#include "tensor/entropy.h"
+#include "tensor/gemm.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
+#include "tensor/rows.h"
 #include "tensor/threads.h"
 
 typedef struct entropy {
-    float *x;
+    void *x;
+    ls_dtype dtype;
     const int32_t *targets;
     double *row_loss;
+    float *rooms; /* per worker one row */
     int64_t columns;
     bool keeps_logits;
 } entropy;
 
-static double loss_of(const float *x, int32_t target, float largest, float sum) {
-    return log((double)sum) + (double)largest - (double)x[target];
-}
-
-/* The loss of a row; its logits become the gradient. */
-static double row_with_grad(float *x, int64_t n, int32_t target) {
-    if (target < 0) {
-        memset(x, 0, (size_t)n * sizeof *x);
-        return 0.0;
-    }
-    float largest = lsi_row_max(x, n), at_target = x[target];
-    float sum = lsi_row_exp(x, n, largest);
-    float scale = 1.0f / sum;
-    for (int64_t i = 0; i < n; i++) x[i] *= scale;
-    x[target] -= 1.0f;
-    return loss_of(&at_target, 0, largest, sum);
-}
-
-static double row_alone(const float *x, int64_t n, int32_t target) {
-    if (target < 0) return 0.0;
-    float largest = lsi_row_max(x, n);
-    return loss_of(x, target, largest, lsi_row_exp_sum(x, n, largest));
-}
-
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
     const entropy *ce = context;
+    int64_t n = ce->columns;
+    float *room = ce->rooms + worker * n;
     for (int64_t row = begin; row < end; row++) {
-        float *x = ce->x + row * ce->columns;
-        ce->row_loss[row] = ce->keeps_logits ? row_alone(x, ce->columns, ce->targets[row])
-                                             : row_with_grad(x, ce->columns, ce->targets[row]);
+        float *x = lsi_edit(ce->x, ce->dtype, row * n, n, room);
+        ce->row_loss[row] = ce->keeps_logits ? lsi_entropy_row_alone(x, n, ce->targets[row])
+                                             : lsi_entropy_row(x, n, ce->targets[row]);
+        if (!ce->keeps_logits) lsi_keep(ce->x, ce->dtype, row * n, n, x);
     }
 }
 
@@ -75,8 +56,9 @@ static ls_status check_targets(const int32_t *targets, int64_t rows, int64_t col
 /* ---- backward ---- */
 
 typedef struct scaling {
-    const float *from;
-    float *to;
+    const void *from;
+    void *to;
+    ls_dtype dtype, to_dtype;
     float factor;
     bool first;
 } scaling;
@@ -84,16 +66,25 @@ typedef struct scaling {
 static void scale_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const scaling *s = context;
-    const float *from = s->from;
-    float *to = s->to, factor = s->factor;
-    bool first = s->first;
-    LSI_ELEMENTWISE
-    for (int64_t i = begin; i < end; i++) lsi_contribute(to + i, from[i] * factor, first);
+    for (int64_t at = begin; at < end; at += LSI_STRETCH) {
+        float room_from[LSI_STRETCH], room_to[LSI_STRETCH], factor = s->factor;
+        int64_t n = end - at < LSI_STRETCH ? end - at : LSI_STRETCH;
+        const float *from = lsi_read(s->from, s->dtype, at, n, room_from);
+        float *to = s->first ? lsi_place(s->to, s->to_dtype, at, room_to)
+                             : lsi_edit(s->to, s->to_dtype, at, n, room_to);
+        bool first = s->first;
+        LSI_ELEMENTWISE
+        for (int64_t i = 0; i < n; i++) lsi_contribute(to + i, from[i] * factor, first);
+        lsi_keep(s->to, s->to_dtype, at, n, to);
+    }
 }
 
 static ls_status cross_entropy_backward(lsi_tape *tape, lsi_node *node) {
     lsi_tensor *logits = node->input[0];
-    scaling s = {.from = node->saved[0], .factor = node->output->grad[0]};
+    scaling s = {.from = node->saved[0],
+                 .dtype = logits->dtype,
+                 .to_dtype = lsi_grad_dtype(logits),
+                 .factor = *(const float *)node->output->grad};
     if (logits->param) {
         s.to = lsi_grad(tape, logits, &s.first);
         if (!s.to) return lsi_tape_status(tape);
@@ -110,13 +101,13 @@ static ls_status cross_entropy_backward(lsi_tape *tape, lsi_node *node) {
 /* ---- the op ---- */
 
 /* The buffer that will hold the gradient: that of the logits, or a copy if it is a parameter's. */
-static float *take_logits(lsi_tape *tape, lsi_tensor *logits) {
-    float *buffer = logits->data;
+static void *take_logits(lsi_tape *tape, lsi_tensor *logits) {
+    void *buffer = logits->data;
     if (!logits->param) {
         logits->data = NULL;
         return buffer;
     }
-    size_t bytes = (size_t)lsi_tensor_count(logits) * sizeof *buffer;
+    size_t bytes = lsi_tensor_bytes(logits);
     buffer = lsi_tape_scratch(tape, bytes);
     if (buffer) memcpy(buffer, logits->data, bytes);
     return buffer;
@@ -137,21 +128,29 @@ lsi_tensor *lsi_op_cross_entropy(lsi_tape *tape, lsi_tensor *logits, const int32
         status = lsi_fail(LS_ERR_STATE, "cross_entropy: its logits have another use already");
     if (status != LS_OK) return lsi_tape_fail_with(tape, status);
 
-    lsi_tensor *loss = lsi_tape_activation(tape, 1, (int64_t[]){1});
-    double *row_loss = loss ? lsi_tape_scratch(tape, (size_t)rows * sizeof *row_loss) : NULL;
+    lsi_tensor *loss = lsi_tape_activation_f32(tape, 1, (int64_t[]){1});
+    size_t room_bytes = (size_t)lsi_compute_threads() * (size_t)columns * sizeof(float);
+    double *row_loss =
+        loss ? lsi_tape_scratch(tape, (size_t)rows * sizeof *row_loss + room_bytes) : NULL;
     if (!row_loss) return NULL;
     lsi_node node = {.backward = cross_entropy_backward,
                      .name = "cross_entropy",
                      .input = {logits},
                      .output = loss};
-    entropy ce = {logits->data, targets, row_loss, columns, !needs_grad};
+    entropy ce = {.x = logits->data,
+                  .dtype = logits->dtype,
+                  .targets = targets,
+                  .row_loss = row_loss,
+                  .rooms = (float *)(void *)(row_loss + rows),
+                  .columns = columns,
+                  .keeps_logits = !needs_grad};
     if (needs_grad) {
         ce.x = take_logits(tape, logits);
         node.saved[0] = ce.x;
     }
     if (ce.x) {
         lsi_for_ranges(rows, lsi_grain(4 * columns), forward_range, &ce);
-        loss->data[0] = sum_rows(row_loss, rows);
+        *(float *)loss->data = sum_rows(row_loss, rows);
     }
     lsi_tape_release(tape, row_loss);
     lsi_tape_record(tape, &node);

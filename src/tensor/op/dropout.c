@@ -7,13 +7,15 @@
 #include "tensor/math.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
+#include "tensor/rows.h"
 #include "tensor/threads.h"
 
 enum { PIECE_GROUPS = 8, PIECE = PIECE_GROUPS * LSI_MASK_GROUP };
 
 typedef struct dropout_loop {
-    const float *in;
-    float *out; /* may be `in` */
+    const void *in;
+    void *out; /* may be `in` */
+    ls_dtype dtype;
     int64_t n;
     float p;
     bool first;
@@ -26,14 +28,16 @@ static void dropout_range(void *context, int64_t begin, int64_t end, int worker)
     const dropout_loop *loop = context;
     bool first = loop->first;
     for (int64_t piece = begin; piece < end; piece++) {
-        float factor[PIECE];
+        float factor[PIECE], room_in[PIECE], room_out[PIECE];
         int64_t at = piece * PIECE;
         int64_t n = loop->n - at < PIECE ? loop->n - at : PIECE;
-        const float *in = loop->in + at;
-        float *out = loop->out + at;
+        const float *in = lsi_read(loop->in, loop->dtype, at, n, room_in);
+        float *out = first ? lsi_place(loop->out, loop->dtype, at, room_out)
+                           : lsi_edit(loop->out, loop->dtype, at, n, room_out);
         lsi_mask_factors(&loop->stream, loop->p, piece * PIECE_GROUPS, n, factor);
         LSI_ELEMENTWISE
         for (int64_t i = 0; i < n; i++) lsi_contribute(out + i, in[i] * factor[i], first);
+        lsi_keep(loop->out, loop->dtype, at, n, out);
     }
 }
 
@@ -43,6 +47,7 @@ static void run(dropout_loop *loop) {
 
 static ls_status dropout_backward(lsi_tape *tape, lsi_node *node) {
     dropout_loop loop = {.in = node->output->grad,
+                         .dtype = node->output->dtype,
                          .n = lsi_tensor_count(node->output),
                          .p = node->scalar,
                          .stream = node->stream};
@@ -51,23 +56,36 @@ static ls_status dropout_backward(lsi_tape *tape, lsi_node *node) {
     return lsi_tape_status(tape);
 }
 
+static ls_status dropout_again(lsi_tape *tape, lsi_node *node) {
+    (void)tape;
+    dropout_loop loop = {.in = node->input[0]->data,
+                         .out = node->output->data,
+                         .dtype = node->output->dtype,
+                         .n = lsi_tensor_count(node->output),
+                         .p = node->scalar,
+                         .first = true,
+                         .stream = node->stream};
+    run(&loop);
+    return LS_OK;
+}
+
 lsi_tensor *lsi_op_dropout(lsi_tape *tape, lsi_tensor *x, float p) {
     if (!lsi_op_begin(tape, "dropout", 1, (lsi_tensor *[]){x})) return NULL;
     if (!(p >= 0.0f && p < 1.0f))
         return lsi_tape_fail(tape, LS_ERR_ARGUMENT,
                              "dropout: expected a probability in [0, 1), found %g", (double)p);
     if (p == 0.0f || !lsi_tape_is_recording(tape)) return x;
+    if (!lsi_op_same_type(tape, "dropout", x, x)) return NULL;
     lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
     if (!y) return NULL;
-    lsi_rng_stream stream = lsi_tape_next_stream(tape);
-    dropout_loop loop = {x->data, y->data, lsi_tensor_count(y), p, true, stream};
-    run(&loop);
     lsi_node node = {.backward = dropout_backward,
+                     .again = dropout_again,
                      .name = "dropout",
                      .input = {x},
                      .output = y,
                      .scalar = p,
-                     .stream = stream};
+                     .stream = lsi_tape_next_stream(tape)};
+    (void)dropout_again(tape, &node);
     lsi_tape_record(tape, &node);
     return y;
 }

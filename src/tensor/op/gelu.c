@@ -11,14 +11,16 @@
 #include "tensor/math.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
+#include "tensor/rows.h"
 #include "tensor/threads.h"
 
 #define TWO_ROOT_2_OVER_PI 1.59576912f
 #define CUBIC 0.044715f
 
 typedef struct gelu_loop {
-    const float *x, *dy;
-    float *out; /* y, or dx (which may be dy) */
+    const void *x, *dy;
+    void *out; /* y, or dx (which may be dy) */
+    ls_dtype dtype;
     bool first;
 } gelu_loop;
 
@@ -37,41 +39,64 @@ static inline float slope(float x) {
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const gelu_loop *loop = context;
-    const float *x = loop->x;
-    float *y = loop->out;
-    LSI_ELEMENTWISE
-    for (int64_t i = begin; i < end; i++) y[i] = x[i] / (1.0f + tail(x[i]));
+    for (int64_t at = begin; at < end; at += LSI_STRETCH) {
+        float room_x[LSI_STRETCH], room_y[LSI_STRETCH];
+        int64_t n = end - at < LSI_STRETCH ? end - at : LSI_STRETCH;
+        const float *x = lsi_read(loop->x, loop->dtype, at, n, room_x);
+        float *y = lsi_place(loop->out, loop->dtype, at, room_y);
+        LSI_ELEMENTWISE
+        for (int64_t i = 0; i < n; i++) y[i] = x[i] / (1.0f + tail(x[i]));
+        lsi_keep(loop->out, loop->dtype, at, n, y);
+    }
 }
 
 static void backward_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const gelu_loop *loop = context;
-    const float *x = loop->x, *dy = loop->dy;
-    float *dx = loop->out;
     bool first = loop->first;
-    LSI_ELEMENTWISE
-    for (int64_t i = begin; i < end; i++) lsi_contribute(dx + i, dy[i] * slope(x[i]), first);
+    for (int64_t at = begin; at < end; at += LSI_STRETCH) {
+        float room_x[LSI_STRETCH], room_dy[LSI_STRETCH], room_dx[LSI_STRETCH];
+        int64_t n = end - at < LSI_STRETCH ? end - at : LSI_STRETCH;
+        const float *x = lsi_read(loop->x, loop->dtype, at, n, room_x);
+        const float *dy = lsi_read(loop->dy, loop->dtype, at, n, room_dy);
+        float *dx = first ? lsi_place(loop->out, loop->dtype, at, room_dx)
+                          : lsi_edit(loop->out, loop->dtype, at, n, room_dx);
+        LSI_ELEMENTWISE
+        for (int64_t i = 0; i < n; i++) lsi_contribute(dx + i, dy[i] * slope(x[i]), first);
+        lsi_keep(loop->out, loop->dtype, at, n, dx);
+    }
 }
 
 static ls_status gelu_backward(lsi_tape *tape, lsi_node *node) {
-    gelu_loop loop = {.x = node->input[0]->data, .dy = node->output->grad};
+    gelu_loop loop = {
+        .x = node->input[0]->data, .dy = node->output->grad, .dtype = node->output->dtype};
     int64_t n = lsi_tensor_count(node->output);
     loop.out = lsi_grad_inherit(tape, node, node->input[0], &loop.first);
     if (loop.out) lsi_for_ranges(n, lsi_grain(4), backward_range, &loop);
     return lsi_tape_status(tape);
 }
 
+static ls_status gelu_again(lsi_tape *tape, lsi_node *node) {
+    (void)tape;
+    lsi_tensor *y = node->output;
+    gelu_loop loop = {.x = node->input[0]->data, .out = y->data, .dtype = y->dtype};
+    lsi_for_ranges(lsi_tensor_count(y), lsi_grain(4), forward_range, &loop);
+    return LS_OK;
+}
+
 lsi_tensor *lsi_op_gelu(lsi_tape *tape, lsi_tensor *x) {
     if (!lsi_op_begin(tape, "gelu", 1, (lsi_tensor *[]){x})) return NULL;
+    if (!lsi_op_same_type(tape, "gelu", x, x)) return NULL;
     lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
     if (!y) return NULL;
-    gelu_loop loop = {.x = x->data, .out = y->data};
-    lsi_for_ranges(lsi_tensor_count(y), lsi_grain(4), forward_range, &loop);
     lsi_node node = {.backward = gelu_backward,
+                     .again = gelu_again,
+                     .is_cheap = true,
                      .name = "gelu",
                      .input = {x},
                      .output = y,
                      .reads = LSI_READS_INPUT(0)};
+    (void)gelu_again(tape, &node);
     lsi_tape_record(tape, &node);
     return y;
 }

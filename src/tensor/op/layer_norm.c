@@ -13,9 +13,11 @@
 #include <math.h>
 
 #include "tensor/columns.h"
+#include "tensor/gemm.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
+#include "tensor/rows.h"
 #include "tensor/threads.h"
 
 /* Facts of a row that are saved. */
@@ -23,10 +25,15 @@ typedef struct row_stat {
     float mean, r;
 } row_stat;
 
+enum { ROOM_ROWS = 3 };
+
 typedef struct norm {
-    const float *x, *w, *b, *dy;
-    float *out; /* y, or dx (which may be dy) */
+    const void *x, *dy;
+    void *out; /* y, or dx (which may be dy) */
+    ls_dtype dtype;
+    const float *w, *b;
     float *dw, *db;
+    float *rooms; /* per worker three rows */
     row_stat *stats;
     int64_t rows, columns;
     float epsilon;
@@ -35,19 +42,24 @@ typedef struct norm {
 
 /* ---- forward ---- */
 
-static void forward_row(const norm *nm, int64_t row) {
+static void forward_row(const norm *nm, int64_t row, float *room) {
     int64_t n = nm->columns;
-    const float *restrict x = nm->x + row * n, *restrict w = nm->w, *restrict b = nm->b;
-    float *restrict y = nm->out + row * n;
+    const float *restrict x = lsi_read(nm->x, nm->dtype, row * n, n, room);
+    const float *restrict w = nm->w, *restrict b = nm->b;
+    float *restrict y = lsi_place(nm->out, nm->dtype, row * n, room + n);
     float mean = lsi_row_sum(x, n) / (float)n;
     float r = 1.0f / sqrtf(lsi_row_squares(x, n, mean) / (float)n + nm->epsilon);
     for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * r * w[i] + b[i];
+    lsi_keep(nm->out, nm->dtype, row * n, n, y);
     nm->stats[row] = (row_stat){mean, r};
 }
 
+static float *room_of(const norm *nm, int worker) {
+    return nm->rooms + worker * ROOM_ROWS * nm->columns;
+}
+
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    for (int64_t row = begin; row < end; row++) forward_row(context, row);
+    for (int64_t row = begin; row < end; row++) forward_row(context, row, room_of(context, worker));
 }
 
 /* ---- backward: x ---- */
@@ -73,10 +85,13 @@ static void row_sums(const float *restrict x, const float *restrict dy, const fl
     sums[1] = lsi_add_lanes(lane_gz);
 }
 
-static void backward_row(const norm *nm, int64_t row) {
+static void backward_row(const norm *nm, int64_t row, float *room) {
     int64_t n = nm->columns;
-    const float *x = nm->x + row * n, *dy = nm->dy + row * n, *w = nm->w;
-    float *dx = nm->out + row * n;
+    const float *w = nm->w;
+    const float *x = lsi_read(nm->x, nm->dtype, row * n, n, room);
+    const float *dy = lsi_read(nm->dy, nm->dtype, row * n, n, room + n);
+    float *dx = nm->first_x ? lsi_place(nm->out, nm->dtype, row * n, room + 2 * n)
+                            : lsi_edit(nm->out, nm->dtype, row * n, n, room + 2 * n);
     row_stat stat = nm->stats[row];
     float sums[2];
     row_sums(x, dy, w, n, stat, sums);
@@ -87,11 +102,12 @@ static void backward_row(const norm *nm, int64_t row) {
         float z = (x[i] - stat.mean) * stat.r;
         lsi_contribute(dx + i, stat.r * (dy[i] * w[i] - mean_g - z * mean_gz), first);
     }
+    lsi_keep(nm->out, nm->dtype, row * n, n, dx);
 }
 
 static void backward_range(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    for (int64_t row = begin; row < end; row++) backward_row(context, row);
+    for (int64_t row = begin; row < end; row++)
+        backward_row(context, row, room_of(context, worker));
 }
 
 /* ---- backward: w and b, a tile of columns over all rows ---- */
@@ -99,9 +115,11 @@ static void backward_range(void *context, int64_t begin, int64_t end, int worker
 static void add_block(const norm *nm, int64_t row, int64_t end, int64_t begin, int64_t width,
                       float *restrict total_w, float *restrict total_b) {
     float part_w[LSI_COLUMN_TILE] = {0.0f}, part_b[LSI_COLUMN_TILE] = {0.0f};
+    float room_x[LSI_COLUMN_TILE], room_dy[LSI_COLUMN_TILE];
     for (; row < end; row++) {
-        const float *restrict x = nm->x + row * nm->columns + begin;
-        const float *restrict dy = nm->dy + row * nm->columns + begin;
+        int64_t at = row * nm->columns + begin;
+        const float *restrict x = lsi_read(nm->x, nm->dtype, at, width, room_x);
+        const float *restrict dy = lsi_read(nm->dy, nm->dtype, at, width, room_dy);
         row_stat stat = nm->stats[row];
         for (int64_t c = 0; c < width; c++) {
             part_w[c] += dy[c] * ((x[c] - stat.mean) * stat.r);
@@ -134,20 +152,52 @@ static void sum_range(void *context, int64_t begin, int64_t end, int worker) {
 
 /* ---- the op ---- */
 
-static ls_status layer_norm_backward(lsi_tape *tape, lsi_node *node) {
-    lsi_tensor *x = node->input[0], *weight = node->input[1];
+/* What forward and backward share: the weights as floats and the rooms, in one piece of scratch. */
+static norm begin(lsi_tape *tape, const lsi_node *node, bool needs_bias) {
+    const lsi_tensor *x = node->input[0], *weight = node->input[1], *bias = node->input[2];
+    int64_t n = lsi_tensor_columns(x);
     norm nm = {.x = x->data,
-               .w = weight->data,
-               .dy = node->output->grad,
+               .dtype = x->dtype,
                .stats = node->saved[0],
                .rows = lsi_tensor_rows(x),
-               .columns = lsi_tensor_columns(x)};
+               .columns = n,
+               .epsilon = node->scalar};
+    size_t n_rows = 2 + ROOM_ROWS * (size_t)lsi_compute_threads();
+    float *memory = lsi_tape_scratch(tape, n_rows * (size_t)n * sizeof *memory);
+    if (!memory) return nm;
+    nm.rooms = memory + 2 * n;
+    lsi_to_floats(weight->data, weight->dtype, n, memory);
+    if (needs_bias) lsi_to_floats(bias->data, bias->dtype, n, memory + n);
+    nm.w = memory;
+    nm.b = memory + n;
+    return nm;
+}
+
+static void end(lsi_tape *tape, const norm *nm) {
+    lsi_tape_release(tape, nm->rooms - 2 * nm->columns);
+}
+
+static ls_status layer_norm_again(lsi_tape *tape, lsi_node *node) {
+    norm nm = begin(tape, node, true);
+    if (!nm.rooms) return lsi_tape_status(tape);
+    nm.out = node->output->data;
+    lsi_for_ranges(nm.rows, lsi_grain(2 * nm.columns), forward_range, &nm);
+    end(tape, &nm);
+    return LS_OK;
+}
+
+static ls_status layer_norm_backward(lsi_tape *tape, lsi_node *node) {
+    lsi_tensor *x = node->input[0], *weight = node->input[1];
+    norm nm = begin(tape, node, false);
+    if (!nm.rooms) return lsi_tape_status(tape);
+    nm.dy = node->output->grad;
     nm.dw = lsi_grad(tape, weight, &nm.first_w);
     nm.db = lsi_grad(tape, node->input[2], &nm.first_b);
     if (nm.dw || nm.db) lsi_for_ranges(nm.columns, lsi_grain(2 * nm.rows), sum_range, &nm);
     /* last: dx may overwrite dy */
     nm.out = lsi_grad_inherit(tape, node, x, &nm.first_x);
     if (nm.out) lsi_for_ranges(nm.rows, lsi_grain(2 * nm.columns), backward_range, &nm);
+    end(tape, &nm);
     return lsi_tape_status(tape);
 }
 
@@ -161,24 +211,23 @@ lsi_tensor *lsi_op_layer_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
     if (!(epsilon > 0.0f && epsilon < INFINITY))
         return lsi_tape_fail(tape, LS_ERR_ARGUMENT,
                              "layer_norm: expected a positive epsilon, found %g", (double)epsilon);
+    if (!lsi_op_same_type(tape, "layer_norm", x, x) ||
+        !lsi_op_is_weight(tape, "layer_norm", "weight", weight) ||
+        !lsi_op_is_weight(tape, "layer_norm", "bias", bias))
+        return NULL;
     lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
     row_stat *stats = y ? lsi_tape_scratch(tape, (size_t)rows * sizeof *stats) : NULL;
     if (!stats) return NULL;
-    norm nm = {.x = x->data,
-               .w = weight->data,
-               .b = bias->data,
-               .out = y->data,
-               .stats = stats,
-               .rows = rows,
-               .columns = columns,
-               .epsilon = epsilon};
-    lsi_for_ranges(rows, lsi_grain(2 * columns), forward_range, &nm);
     lsi_node node = {.backward = layer_norm_backward,
+                     .again = layer_norm_again,
+                     .is_cheap = true,
                      .name = "layer_norm",
                      .input = {x, weight, bias},
                      .output = y,
                      .reads = LSI_READS_INPUT(0) | LSI_READS_INPUT(1),
-                     .saved = {stats}};
+                     .saved = {stats},
+                     .scalar = epsilon};
+    (void)lsi_tape_fail_with(tape, layer_norm_again(tape, &node));
     lsi_tape_record(tape, &node);
-    return y;
+    return lsi_tape_status(tape) == LS_OK ? y : NULL;
 }

@@ -1,72 +1,101 @@
-/* linear: y = x W + b, and the form with W stored transposed.
+/* linear: y = x W + b, in both layouts that W comes in.
  *
  *   x (rows,K)  W (K,N)  b (N)  ->  y (rows,N)          linear
- *   x (rows,K)  W (N,K)         ->  y (rows,N)          linear_transposed
+ *   x (rows,K)  W (N,K)  b (N)  ->  y (rows,N)          linear_transposed
  *
- *   dx = dy W^T     dW = x^T dy     db = sum over rows of dy
+ *   dx = dy op(W)^T     dW = x^T dy, or dy^T x     db = sum over rows of dy
  *
- * Saved: nothing of its own; backward reads x and W. The bias is written into y before the product,
- * which then adds to it (beta = 1), because a pass that only writes is cheaper than one that reads
- * and writes afterwards. Products accumulate in float32 as the library does it. */
+ * Saved: nothing of its own; backward reads x and W. The bias goes into the product, and all
+ * gradients are added to what is there by the product itself. Products accumulate in float32 as the
+ * library does it, and dW is float32 whatever the type of x. */
 #include <string.h>
 
 #include "tensor/columns.h"
-#include "tensor/gemm.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
-#include "tensor/threads.h"
+#include "tensor/rows.h"
 
-typedef struct bias_rows {
-    const float *bias;
-    float *y;
-    int64_t columns;
-} bias_rows;
+/* number[0] of a node: W is (N,K). */
 
-static void fill_bias(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    const bias_rows *fill = context;
-    for (int64_t row = begin; row < end; row++)
-        memcpy(fill->y + row * fill->columns, fill->bias, (size_t)fill->columns * sizeof(float));
+static lsi_operand matrix(const lsi_tensor *t, bool transposed) {
+    return (lsi_operand){t->data, t->dtype, lsi_tensor_columns(t), transposed};
 }
 
-/* dx = or += dy op(W); W is (K,N) when transpose_w, else (N,K). */
-static ls_status input_grad(lsi_tape *tape, lsi_node *node, bool transpose_w) {
-    lsi_tensor *x = node->input[0], *weight = node->input[1];
-    int64_t rows = lsi_tensor_rows(x), k = lsi_tensor_columns(x);
-    int64_t n = lsi_tensor_columns(node->output);
+static lsi_operand output_grad(const lsi_tensor *y, bool transposed) {
+    return (lsi_operand){y->grad, y->dtype, lsi_tensor_columns(y), transposed};
+}
+
+/* dx = or += dy op(W)^T */
+static ls_status input_grad(lsi_tape *tape, lsi_node *node) {
+    lsi_tensor *x = node->input[0];
     bool first;
-    float *dx = lsi_grad(tape, x, &first);
+    void *dx = lsi_grad(tape, x, &first);
     if (!dx) return lsi_tape_status(tape);
-    return lsi_gemm(false, transpose_w, rows, k, n, 1.0f, node->output->grad, n, weight->data,
-                    lsi_tensor_columns(weight), first ? 0.0f : 1.0f, dx, k);
+    lsi_product p = {.m = lsi_tensor_rows(x),
+                     .n = lsi_tensor_columns(x),
+                     .k = lsi_tensor_columns(node->output),
+                     .a = output_grad(node->output, false),
+                     .b = matrix(node->input[1], !node->number[0]),
+                     .c = dx,
+                     .c_dtype = lsi_grad_dtype(x),
+                     .c_stride = lsi_tensor_columns(x),
+                     .add = !first};
+    return lsi_tape_multiply(tape, &p);
 }
 
-/* dW = or += left^T right, both with one row per row of x. */
-static ls_status weight_grad(lsi_tape *tape, lsi_tensor *weight, int64_t rows, const float *left,
-                             const float *right) {
+/* dW = or += x^T dy; for W stored transposed, dy^T x */
+static ls_status weight_grad(lsi_tape *tape, lsi_node *node) {
+    lsi_tensor *x = node->input[0], *weight = node->input[1];
     bool first;
     float *dw = lsi_grad(tape, weight, &first);
     if (!dw) return lsi_tape_status(tape);
-    int64_t m = weight->dims[0], n = weight->dims[1];
-    return lsi_gemm(true, false, m, n, rows, 1.0f, left, m, right, n, first ? 0.0f : 1.0f, dw, n);
+    lsi_product p = {.m = weight->dims[0],
+                     .n = weight->dims[1],
+                     .k = lsi_tensor_rows(x),
+                     .a = node->number[0] ? output_grad(node->output, true) : matrix(x, true),
+                     .b = node->number[0] ? matrix(x, false) : output_grad(node->output, false),
+                     .c = dw,
+                     .c_dtype = lsi_grad_dtype(weight),
+                     .c_stride = weight->dims[1],
+                     .add = !first};
+    return lsi_tape_multiply(tape, &p);
 }
 
 static ls_status linear_backward(lsi_tape *tape, lsi_node *node) {
-    lsi_tensor *x = node->input[0];
-    const float *dy = node->output->grad;
-    int64_t rows = lsi_tensor_rows(x);
+    const lsi_tensor *y = node->output;
     bool first;
     float *db = lsi_grad(tape, node->input[2], &first);
-    if (db) lsi_add_columns(dy, rows, lsi_tensor_columns(node->output), db, first);
-    LSI_TRY(weight_grad(tape, node->input[1], rows, x->data, dy));
-    return input_grad(tape, node, true);
+    if (db)
+        lsi_add_columns(y->grad, y->dtype, lsi_tensor_rows(y), lsi_tensor_columns(y), db, first);
+    LSI_TRY(weight_grad(tape, node));
+    return input_grad(tape, node);
 }
 
-static ls_status linear_transposed_backward(lsi_tape *tape, lsi_node *node) {
-    lsi_tensor *x = node->input[0];
-    LSI_TRY(weight_grad(tape, node->input[1], lsi_tensor_rows(x), node->output->grad, x->data));
-    return input_grad(tape, node, false);
+static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
+    const lsi_tensor *x = node->input[0], *bias = node->input[2];
+    lsi_tensor *y = node->output;
+    int64_t n = lsi_tensor_columns(y);
+    float *floats = NULL;
+    lsi_product p = {.m = lsi_tensor_rows(x),
+                     .n = n,
+                     .k = lsi_tensor_columns(x),
+                     .a = matrix(x, false),
+                     .b = matrix(node->input[1], node->number[0]),
+                     .c = y->data,
+                     .c_dtype = y->dtype,
+                     .c_stride = n};
+    if (bias) {
+        floats = lsi_tape_scratch(tape, (size_t)n * sizeof *floats);
+        if (!floats) return lsi_tape_status(tape);
+        lsi_to_floats(bias->data, bias->dtype, n, floats);
+        p.bias = floats;
+    }
+    ls_status status = lsi_tape_multiply(tape, &p);
+    lsi_tape_release(tape, floats);
+    return status;
 }
+
+/* ---- the ops ---- */
 
 /* y of shape (…,n) for x of shape (…,K). */
 static lsi_tensor *new_output(lsi_tape *tape, const lsi_tensor *x, int64_t n) {
@@ -80,44 +109,34 @@ static uint32_t what_backward_reads(const lsi_tensor *x, const lsi_tensor *weigh
     return (weight->needs_grad ? LSI_READS_INPUT(0) : 0) | (x->needs_grad ? LSI_READS_INPUT(1) : 0);
 }
 
-lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
-    if (!lsi_op_begin(tape, "linear", bias ? 3 : 2, (lsi_tensor *[]){x, weight, bias})) return NULL;
-    int64_t rows = lsi_tensor_rows(x), k = lsi_tensor_columns(x), n = lsi_tensor_columns(weight);
-    if (!lsi_op_has_dims(tape, "linear", "weight", weight, 2, (int64_t[]){k, n})) return NULL;
-    if (bias && !lsi_op_has_dims(tape, "linear", "bias", bias, 1, (int64_t[]){n})) return NULL;
+static lsi_tensor *linear(lsi_tape *tape, const char *name, lsi_tensor *x, lsi_tensor *weight,
+                          lsi_tensor *bias, bool transposed) {
+    if (!lsi_op_begin(tape, name, bias ? 3 : 2, (lsi_tensor *[]){x, weight, bias})) return NULL;
+    int64_t k = lsi_tensor_columns(x), n = transposed ? weight->dims[0] : weight->dims[1];
+    const int64_t dims[] = {transposed ? n : k, transposed ? k : n};
+    if (!lsi_op_has_dims(tape, name, "weight", weight, 2, dims)) return NULL;
+    if (bias && !lsi_op_has_dims(tape, name, "bias", bias, 1, &n)) return NULL;
+    if (!lsi_op_same_type(tape, name, x, weight)) return NULL;
+    if (!lsi_op_is_weight(tape, name, "bias", bias)) return NULL;
     lsi_tensor *y = new_output(tape, x, n);
     if (!y) return NULL;
-    if (bias) {
-        bias_rows fill = {bias->data, y->data, n};
-        lsi_for_ranges(rows, lsi_grain(n), fill_bias, &fill);
-    }
-    ls_status status = lsi_gemm(false, false, rows, n, k, 1.0f, x->data, k, weight->data, n,
-                                bias ? 1.0f : 0.0f, y->data, n);
-    if (status != LS_OK) return lsi_tape_fail_with(tape, status);
     lsi_node node = {.backward = linear_backward,
-                     .name = "linear",
+                     .again = linear_again,
+                     .name = name,
                      .input = {x, weight, bias},
                      .output = y,
-                     .reads = what_backward_reads(x, weight)};
+                     .reads = what_backward_reads(x, weight),
+                     .number = {transposed}};
+    if (linear_again(tape, &node) != LS_OK) return NULL;
     lsi_tape_record(tape, &node);
     return y;
 }
 
-lsi_tensor *lsi_op_linear_transposed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight) {
-    if (!lsi_op_begin(tape, "linear_transposed", 2, (lsi_tensor *[]){x, weight})) return NULL;
-    int64_t rows = lsi_tensor_rows(x), k = lsi_tensor_columns(x), n = weight->dims[0];
-    if (!lsi_op_has_dims(tape, "linear_transposed", "weight", weight, 2, (int64_t[]){n, k}))
-        return NULL;
-    lsi_tensor *y = new_output(tape, x, n);
-    if (!y) return NULL;
-    ls_status status =
-        lsi_gemm(false, true, rows, n, k, 1.0f, x->data, k, weight->data, k, 0.0f, y->data, n);
-    if (status != LS_OK) return lsi_tape_fail_with(tape, status);
-    lsi_node node = {.backward = linear_transposed_backward,
-                     .name = "linear_transposed",
-                     .input = {x, weight},
-                     .output = y,
-                     .reads = what_backward_reads(x, weight)};
-    lsi_tape_record(tape, &node);
-    return y;
+lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
+    return linear(tape, "linear", x, weight, bias, false);
+}
+
+lsi_tensor *lsi_op_linear_transposed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
+                                     lsi_tensor *bias) {
+    return linear(tape, "linear_transposed", x, weight, bias, true);
 }

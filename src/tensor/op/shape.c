@@ -35,6 +35,28 @@ bool lsi_op_has_dims(lsi_tape *tape, const char *name, const char *what, const l
     return false;
 }
 
+bool lsi_op_same_type(lsi_tape *tape, const char *name, const lsi_tensor *a, const lsi_tensor *b) {
+    if (a->param && a->dtype != LS_DTYPE_F32 && a->needs_grad) {
+        (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT,
+                            "%s: expected a result of an op, found parameter %s of type %s", name,
+                            a->param->name, ls_dtype_name(a->dtype));
+        return false;
+    }
+    if (a->dtype == tape->dtype && b->dtype == tape->dtype) return true;
+    (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT, "%s: expected inputs of type %s, found %s and %s",
+                        name, ls_dtype_name(tape->dtype), ls_dtype_name(a->dtype),
+                        ls_dtype_name(b->dtype));
+    return false;
+}
+
+bool lsi_op_is_weight(lsi_tape *tape, const char *name, const char *what, const lsi_tensor *t) {
+    if (!t || t->param || t->dtype == LS_DTYPE_F32 || !t->needs_grad) return true;
+    (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT,
+                        "%s: expected a parameter as %s, found a result of type %s", name, what,
+                        ls_dtype_name(t->dtype));
+    return false;
+}
+
 const char *lsi_dims_text(int n_dims, const int64_t *dims) {
     enum { N_TEXTS = 4, TEXT_BYTES = LSI_MAX_DIMS * 21 + 3 };
     static _Thread_local char texts[N_TEXTS][TEXT_BYTES];

@@ -1,6 +1,6 @@
-/* Plain twins of the ops that treat rows or elements alone: embedding, layer_norm, gelu, add,
- * dropout, cross_entropy (see reference.h). Written from the equations at the top of the op files,
- * without a line in common with them. */
+/* Plain twins of the ops that treat rows or elements alone: embedding, layer_norm, rms_norm, rope,
+ * gelu, silu_mul, add, dropout, cross_entropy (see reference.h). Written from the equations at the
+ * top of the op files, without a line in common with them. */
 #include <math.h>
 
 #include "tensor/reference/reference.h"
@@ -89,6 +89,65 @@ void lsi_ref_layer_norm_backward(const lsi_ref_norm *norm, const double *x, cons
     }
 }
 
+/* ---- rms_norm ---- */
+
+static double root_mean_square(const double *x, int64_t n, double epsilon) {
+    double sum = 0.0;
+    for (int64_t c = 0; c < n; c++) sum += x[c] * x[c];
+    return sqrt(sum / (double)n + epsilon);
+}
+
+void lsi_ref_rms_norm(const lsi_ref_norm *norm, const double *x, const double *weight, double *y) {
+    int64_t n = norm->columns;
+    for (int64_t row = 0; row < norm->rows; row++) {
+        double size = root_mean_square(x + row * n, n, norm->epsilon);
+        for (int64_t c = 0; c < n; c++) y[row * n + c] = x[row * n + c] / size * weight[c];
+    }
+}
+
+/* dy[c]/dx[k] = w[c] (c == k) / size - w[c] x[c] x[k] / (n size^3), summed as it stands. */
+void lsi_ref_rms_norm_backward(const lsi_ref_norm *norm, const double *x, const double *weight,
+                               const double *dy, double *dx, double *dweight) {
+    int64_t n = norm->columns;
+    clear(dweight, n);
+    for (int64_t row = 0; row < norm->rows; row++) {
+        const double *xr = x + row * n, *dyr = dy + row * n;
+        double size = root_mean_square(xr, n, norm->epsilon), sum = 0.0;
+        for (int64_t c = 0; c < n; c++) {
+            dweight[c] += dyr[c] * xr[c] / size;
+            sum += dyr[c] * weight[c] * xr[c];
+        }
+        for (int64_t k = 0; k < n; k++)
+            dx[row * n + k] =
+                dyr[k] * weight[k] / size - sum * xr[k] / ((double)n * size * size * size);
+    }
+}
+
+/* ---- rope: every pair is a complex number, multiplied by e^(+-i angle) ---- */
+
+static void turn_all(const lsi_ref_rope *rope, double direction, const double *x, double *y) {
+    int64_t half = rope->head_size / 2;
+    for (int64_t head = 0; head < rope->n_batch * rope->n_time * rope->n_heads; head++) {
+        int64_t t = head / rope->n_heads % rope->n_time;
+        for (int64_t i = 0; i < half; i++) {
+            double exponent = 2.0 * (double)i / (double)rope->head_size;
+            double angle = direction * (double)t / pow(rope->theta, exponent);
+            int64_t re = head * rope->head_size + i, im = re + half;
+            double turned_re = x[re] * cos(angle) - x[im] * sin(angle);
+            y[im] = x[re] * sin(angle) + x[im] * cos(angle);
+            y[re] = turned_re;
+        }
+    }
+}
+
+void lsi_ref_rope_forward(const lsi_ref_rope *rope, const double *x, double *y) {
+    turn_all(rope, 1.0, x, y);
+}
+
+void lsi_ref_rope_backward(const lsi_ref_rope *rope, const double *dy, double *dx) {
+    turn_all(rope, -1.0, dy, dx);
+}
+
 /* ---- gelu ---- */
 
 static const double root_2_over_pi = 0.79788456080286535588;
@@ -106,6 +165,21 @@ void lsi_ref_gelu_backward(int64_t n, const double *x, const double *dy, double 
         double du = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x[i] * x[i]);
         double slope = 0.5 * (1.0 + tanh(u)) + 0.5 * x[i] * (1.0 - tanh(u) * tanh(u)) * du;
         dx[i] = dy[i] * slope;
+    }
+}
+
+/* ---- silu_mul ---- */
+
+void lsi_ref_silu_mul(int64_t n, const double *gate, const double *up, double *y) {
+    for (int64_t i = 0; i < n; i++) y[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
+}
+
+void lsi_ref_silu_mul_backward(int64_t n, const double *gate, const double *up, const double *dy,
+                               double *dgate, double *dup) {
+    for (int64_t i = 0; i < n; i++) {
+        double e = exp(-gate[i]);
+        dup[i] = dy[i] * gate[i] / (1.0 + e);
+        dgate[i] = dy[i] * up[i] * (1.0 + e + gate[i] * e) / ((1.0 + e) * (1.0 + e));
     }
 }
 

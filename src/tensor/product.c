@@ -1,0 +1,145 @@
+/* Products (see product.h): choice of the way, and the way that always works.
+ *
+ * The library's own primitives do the work where they know the types (product_dnnl.c). Otherwise
+ * matrices of bfloat16 are widened, the second one a block of columns at a time, and multiplied in
+ * float32; the result is the same up to the order of additions. */
+#include "tensor/product.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "tensor/gemm.h"
+#include "tensor/math.h"
+#include "tensor/product_impl.h"
+#include "tensor/rows.h"
+#include "tensor/threads.h"
+
+enum { BLOCK_COLUMNS = 512 };
+
+static _Atomic bool always_widens;
+
+void lsi_product_widens(bool always) {
+    atomic_store(&always_widens, always);
+}
+
+const char *lsi_bf16_products(void) {
+    bool widens = !lsi_product_knows_bf16() || atomic_load(&always_widens);
+    return widens ? "float32 after widening" : lsi_product_instructions();
+}
+
+/* ---- widening ---- */
+
+/* One widening product: whole A as floats, a block of B and of C. */
+typedef struct widening {
+    const lsi_product *p;
+    float *a, *b, *c; /* (m,k), (BLOCK_COLUMNS,k) or (k,BLOCK_COLUMNS), (m,BLOCK_COLUMNS) */
+} widening;
+
+typedef struct copy_rows {
+    const void *from;
+    ls_dtype dtype;
+    int64_t from_stride, to_stride, columns;
+    float *to;
+} copy_rows;
+
+static void widen_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const copy_rows *copy = context;
+    for (int64_t row = begin; row < end; row++) {
+        float *to = copy->to + row * copy->to_stride;
+        const float *from =
+            lsi_read(copy->from, copy->dtype, row * copy->from_stride, copy->columns, to);
+        if (from != to) memcpy(to, from, (size_t)copy->columns * sizeof *to);
+    }
+}
+
+/* Rows x columns elements at `first` of the operand, as stored. */
+static void widen(const lsi_operand *op, int64_t first, int64_t rows, int64_t columns, float *to) {
+    const char *from = (const char *)op->data + first * lsi_dtype_size(op->dtype);
+    copy_rows copy = {from, op->dtype, op->stride, columns, columns, to};
+    lsi_for_ranges(rows, lsi_grain(columns), widen_range, &copy);
+}
+
+/* Adds the bias and what is there, and rounds, row by row. */
+static void finish_block(const widening *w, int64_t first, int64_t n) {
+    const lsi_product *p = w->p;
+    float room[BLOCK_COLUMNS];
+    for (int64_t row = 0; row < p->m; row++) {
+        float *y = w->c + row * n;
+        int64_t at = row * p->c_stride + first;
+        if (p->add) {
+            const float *old = lsi_read(p->c, p->c_dtype, at, n, room);
+            for (int64_t i = 0; i < n; i++) y[i] = old[i] + y[i];
+        }
+        if (p->bias)
+            for (int64_t i = 0; i < n; i++) y[i] += p->bias[first + i];
+        lsi_store_floats((char *)p->c + at * lsi_dtype_size(p->c_dtype), p->c_dtype, n, y);
+    }
+}
+
+static ls_status multiply_block(const widening *w, int64_t first, int64_t n) {
+    const lsi_product *p = w->p;
+    int64_t a_stride = p->a.transposed ? p->m : p->k;
+    if (p->b.transposed)
+        widen(&p->b, first * p->b.stride, n, p->k, w->b);
+    else
+        widen(&p->b, first, p->k, n, w->b);
+    LSI_TRY(lsi_gemm(p->a.transposed, p->b.transposed, p->m, n, p->k, 1.0f, w->a, a_stride, w->b,
+                     p->b.transposed ? p->k : n, 0.0f, w->c, n));
+    finish_block(w, first, n);
+    return LS_OK;
+}
+
+static ls_status multiply_widened(const lsi_scratch *scratch, const lsi_product *p) {
+    int64_t block = p->n < BLOCK_COLUMNS ? p->n : BLOCK_COLUMNS;
+    int64_t a_elems = p->m * p->k, b_elems = p->k * block, c_elems = p->m * block;
+    float *memory =
+        scratch->take(scratch->owner, (size_t)(a_elems + b_elems + c_elems) * sizeof *memory);
+    if (!memory) return LS_ERR_MEMORY;
+    widening w = {p, memory, memory + a_elems, memory + a_elems + b_elems};
+    if (p->a.transposed)
+        widen(&p->a, 0, p->k, p->m, w.a);
+    else
+        widen(&p->a, 0, p->m, p->k, w.a);
+    ls_status status = LS_OK;
+    for (int64_t at = 0; at < p->n && status == LS_OK; at += block)
+        status = multiply_block(&w, at, p->n - at < block ? p->n - at : block);
+    scratch->give(scratch->owner, memory);
+    return status;
+}
+
+/* ---- float32 without primitives ---- */
+
+typedef struct bias_rows {
+    const lsi_product *p;
+} bias_rows;
+
+static void add_bias_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const lsi_product *p = ((const bias_rows *)context)->p;
+    for (int64_t row = begin; row < end; row++) {
+        float *restrict y = (float *)p->c + row * p->c_stride;
+        for (int64_t i = 0; i < p->n; i++) y[i] += p->bias[i];
+    }
+}
+
+static ls_status multiply_floats(const lsi_product *p) {
+    LSI_TRY(lsi_gemm(p->a.transposed, p->b.transposed, p->m, p->n, p->k, 1.0f, p->a.data,
+                     p->a.stride, p->b.data, p->b.stride, p->add ? 1.0f : 0.0f, p->c, p->c_stride));
+    bias_rows all = {p};
+    if (p->bias) lsi_for_ranges(p->m, lsi_grain(p->n), add_bias_range, &all);
+    return LS_OK;
+}
+
+/* ---- the way ---- */
+
+ls_status lsi_multiply(lsi_product_cache **cache, const lsi_scratch *scratch,
+                       const lsi_product *product) {
+    bool narrow = product->a.dtype == LS_DTYPE_BF16;
+    lsi_threads_apply();
+    if (narrow && (!lsi_product_knows_bf16() || atomic_load(&always_widens)))
+        return multiply_widened(scratch, product);
+    if (narrow || lsi_product_wants_primitive(product))
+        return lsi_product_run(cache, scratch, product);
+    return multiply_floats(product);
+}
