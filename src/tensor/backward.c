@@ -89,9 +89,9 @@ static ls_status make_again(lsi_tape *tape, lsi_node *node) {
     t->data = lsi_tape_scratch(tape, lsi_tensor_bytes(t));
     if (!t->data) return lsi_tape_status(tape);
     lsi_node_refresh_leaves(node);
-    int64_t begin_ns = lsi_trace_begin();
+    lsi_tape_begin_span(tape);
     LSI_TRY(lsi_context(node->again(tape, node), "recomputing %s", node->name));
-    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, node->name, -1);
+    lsi_tape_end_span(tape, node->name, LSI_PHASE_AGAIN);
     free_steps(tape, node);
     return LS_OK;
 }
@@ -118,9 +118,9 @@ static ls_status remake_reads(lsi_tape *tape, const lsi_node *node) {
 static ls_status run(lsi_tape *tape, lsi_node *node) {
     LSI_TRY(remake_reads(tape, node));
     lsi_node_refresh_leaves(node);
-    int64_t begin_ns = lsi_trace_begin();
+    lsi_tape_begin_span(tape);
     ls_status status = node->backward(tape, node);
-    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, node->name, -1);
+    lsi_tape_end_span(tape, node->name, LSI_PHASE_BACKWARD);
     if (status == LS_OK) status = lsi_tape_status(tape);
     return lsi_context(status, "backward of %s", node->name);
 }

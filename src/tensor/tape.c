@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -71,6 +72,27 @@ void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype) {
 
 void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units) {
     tape->n_checkpointed = n_units;
+}
+
+void lsi_tape_profile(lsi_tape *tape, lsi_profile *profile) {
+    tape->profile = profile;
+}
+
+void lsi_tape_begin_span(lsi_tape *tape) {
+    tape->op_begin_ns = tape->profile ? lsi_now_ns() : lsi_trace_begin();
+    if (tape->profile) atomic_store_explicit(&tape->flops, 0, memory_order_relaxed);
+}
+
+void lsi_tape_end_span(lsi_tape *tape, const char *name, lsi_phase phase) {
+    lsi_trace_end(tape->op_begin_ns, LSI_TRACE_COMPUTE, name, -1);
+    if (!tape->profile || tape->op_begin_ns == 0) return;
+    int64_t flops = atomic_load_explicit(&tape->flops, memory_order_relaxed);
+    lsi_profile_add(tape->profile, name, phase, lsi_now_ns() - tape->op_begin_ns, (double)flops);
+}
+
+static void count_flops(lsi_tape *tape, const lsi_product *p) {
+    if (!tape->profile) return;
+    atomic_fetch_add_explicit(&tape->flops, 2 * p->m * p->n * p->k, memory_order_relaxed);
 }
 
 bool lsi_tape_is_recording(const lsi_tape *tape) {
@@ -208,6 +230,7 @@ static void give_scratch(void *tape, void *memory) {
 ls_status lsi_tape_multiply(lsi_tape *tape, const lsi_product *product) {
     LSI_TRY(lsi_tape_stick(tape, lsi_tape_reserve_workers(tape, 1)));
     lsi_scratch scratch = {take_scratch, give_scratch, tape};
+    count_flops(tape, product);
     return lsi_tape_stick(tape, lsi_multiply(&tape->products[0], &scratch, product));
 }
 
@@ -224,6 +247,7 @@ static void give_heap(void *owner, void *memory) {
 
 ls_status lsi_tape_multiply_by(lsi_tape *tape, int worker, const lsi_product *product) {
     lsi_scratch scratch = {take_heap, give_heap, NULL};
+    count_flops(tape, product);
     return lsi_multiply(&tape->products[worker], &scratch, product);
 }
 
@@ -322,7 +346,7 @@ static void count_uses(const lsi_node *node) {
 }
 
 void lsi_tape_record(lsi_tape *tape, const lsi_node *node) {
-    lsi_trace_end(tape->op_begin_ns, LSI_TRACE_COMPUTE, node->name, -1);
+    lsi_tape_end_span(tape, node->name, LSI_PHASE_FORWARD);
     if (tape->status != LS_OK || !tape->record || !any_input_needs_grad(node) ||
         lsi_tape_stick(tape, lsi_tape_push(tape, node)) != LS_OK) {
         release_saved(tape, node);

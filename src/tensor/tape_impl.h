@@ -6,6 +6,8 @@
 #ifndef LSI_TENSOR_TAPE_IMPL_H
 #define LSI_TENSOR_TAPE_IMPL_H
 
+#include <stdatomic.h>
+
 #include "tensor/product.h"
 #include "tensor/tensor.h"
 
@@ -39,7 +41,9 @@ struct lsi_tape {
 
     lsi_rng_stream pass; /* of this seed, step and micro-batch */
     uint32_t n_streams;  /* dropout calls since reset */
-    int64_t op_begin_ns; /* for the trace */
+    int64_t op_begin_ns; /* for trace and profile; 0: neither is on */
+    lsi_profile *profile;
+    _Atomic int64_t flops; /* of products since op_begin_ns */
 };
 
 /* A zeroed tensor that needs no memory of the arena yet; NULL with the sticky error set. */
@@ -58,6 +62,9 @@ ls_status lsi_tape_reserve_workers(lsi_tape *tape, int n_workers);
 ls_status lsi_tape_remake(lsi_tape *tape, lsi_tensor *t);
 /* Leaves among the node's inputs get the buffers that their parameters have now. */
 void lsi_node_refresh_leaves(const lsi_node *node);
+/* The span of an op or of its backward, for trace and profile. */
+void lsi_tape_begin_span(lsi_tape *tape);
+void lsi_tape_end_span(lsi_tape *tape, const char *name, lsi_phase phase);
 /* Gives an activation's data or gradient back to the arena; leaves are left alone. */
 void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t);
 void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t);

@@ -53,6 +53,7 @@
 #include "base/message.h"
 #include "base/rng.h"
 #include "tensor/product.h"
+#include "tensor/profile.h"
 
 enum { LSI_MAX_DIMS = 4 };
 
@@ -110,6 +111,8 @@ void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype);
 /* Units with numbers 1 to n_units keep nothing between forward and backward but what enters and
  * leaves them; backward runs them again. 0: none (at first). */
 void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units);
+/* Adds time and operations of every op to profile (borrowed) from now on; NULL: no more. */
+void lsi_tape_profile(lsi_tape *tape, lsi_profile *profile);
 /* Who hears of gradients. Borrowed context. */
 void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink);
 /* Random numbers of dropout: (seed, step, global index of the micro-batch). Each dropout call of a

@@ -39,6 +39,7 @@ typedef struct lsi_train_config {
     /* output */
     const char *out, *json, *trace, *recorder, *config;
     int64_t log_every;
+    bool profile;
 } lsi_train_config;
 
 extern const lsi_opt lsi_train_options[];

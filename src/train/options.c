@@ -124,6 +124,10 @@ const lsi_opt lsi_train_options[] = {
          "Where a run that fails leaves the last calls of all ranks (lockstep inspect)."),
     INT("log-every", log_every, "steps", "0", 0, 1e15, OUTPUT,
         "Progress lines when the output is no terminal (0: about twenty in all)."),
+    BOOL("profile", profile, OUTPUT,
+         "Prints at the end where rank 0's time went: per op the calls, the time and the rate of "
+         "its "
+         "products. The first step is left out."),
     TEXT("config", config, "FILE", NULL, OUTPUT,
          "Reads options from a JSON file, for example run.json of an earlier run."),
     {0},

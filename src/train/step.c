@@ -195,11 +195,16 @@ static ls_status update_weights(lsi_worker *w, int64_t step, double *lr, double 
                             .total_steps = w->plan->total_steps,
                             .kind = w->plan->schedule};
     *lr = ls_schedule_lr(&schedule, step);
+    int64_t norm_ns = lsi_now_ns();
     *norm = lsi_optimizer_global_norm(w->optimizer);
+    int64_t update_ns = lsi_now_ns();
     if (!isfinite(*norm)) return refuse_gradient(w, step, *norm);
     double factor = ls_clip_factor(*norm, w->config->clip_norm);
     LSI_TRY(lsi_optimizer_step(w->optimizer, *lr, factor));
     lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "optimizer", step);
+    if (!w->profile) return LS_OK;
+    lsi_profile_add(w->profile, "gradient norm", LSI_PHASE_STEP, update_ns - norm_ns, 0);
+    lsi_profile_add(w->profile, "adamw", LSI_PHASE_STEP, lsi_now_ns() - update_ns, 0);
     return LS_OK;
 }
 
@@ -220,6 +225,17 @@ static ls_status grow_lists(lsi_worker *w) {
     return LS_OK;
 }
 
+/* The first step warms up. */
+static void profile_step(lsi_worker *w, int64_t step_ns, int64_t wait_ns) {
+    if (!w->profile) return;
+    if (w->n_done == 0) {
+        lsi_profile_clear(w->profile);
+        return;
+    }
+    lsi_profile_add(w->profile, "waiting for ranks", LSI_PHASE_STEP, wait_ns, 0);
+    w->profile_ns += step_ns;
+}
+
 static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_stats *before,
                              int64_t begin_ns) {
     lsi_group_stats after;
@@ -237,6 +253,7 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
     w->step_ms[w->n_done] = record->step_ms;
     w->comm_ms[w->n_done] = record->comm_ms;
     w->exposed_ms[w->n_done] = record->comm_exposed_ms;
+    profile_step(w, lsi_now_ns() - begin_ns, after.wait_ns - before->wait_ns);
     w->n_done++;
     if (w->rank != 0) return LS_OK;
     lsi_metrics_step(w->metrics, record);

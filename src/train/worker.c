@@ -67,6 +67,8 @@ static ls_status set_up_tape(lsi_worker *w) {
     size_t memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     LSI_TRY(lsi_arena_create(memory_bytes, &w->arena));
     LSI_TRY(lsi_tape_create(w->arena, &w->tape));
+    if (w->config->profile && w->rank == 0) LSI_TRY(lsi_profile_create(&w->profile));
+    lsi_tape_profile(w->tape, w->profile);
     lsi_tape_set_dtype(w->tape, w->plan->dtype);
     lsi_tape_checkpoint(w->tape, w->plan->n_checkpointed);
     lsi_tape_listen(w->tape, ls_ddp_sink(w->ddp));
@@ -107,6 +109,7 @@ static void clean_up(lsi_worker *w) {
     lsi_free(w->comm_ms);
     lsi_free(w->exposed_ms);
     lsi_tape_destroy(w->tape);
+    lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);
     lsi_optimizer_destroy(w->optimizer);
     lsi_free(w->masters);
@@ -213,6 +216,7 @@ static ls_status finish(lsi_worker *w) {
     LSI_TRY(write_trace(w));
     LSI_TRY(close_metrics(w));
     LSI_TRY(lsi_worker_report(w, sha256));
+    if (w->profile) lsi_profile_print(w->profile, w->n_done - 1, w->profile_ns, w->job->out);
     LSI_TRY(ls_barrier(w->group, NULL));
     if (w->stop_signal)
         return lsi_fail(LS_ERR_INTERRUPTED,

@@ -49,6 +49,8 @@ typedef struct lsi_worker {
     int64_t n_tokens;                        /* trained on, all ranks */
     int64_t bytes_sent;                      /* by this rank in the last step */
 
+    lsi_profile *profile;   /* rank 0 with --profile */
+    int64_t profile_ns;     /* of the steps in it */
     lsi_metrics *metrics;   /* rank 0 */
     lsi_progress *progress; /* rank 0 */
 } lsi_worker;

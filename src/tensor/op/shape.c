@@ -22,7 +22,7 @@ bool lsi_op_begin(lsi_tape *tape, const char *name, int n_inputs, lsi_tensor *co
             return false;
         }
     }
-    tape->op_begin_ns = lsi_trace_begin();
+    lsi_tape_begin_span(tape);
     return true;
 }
 
