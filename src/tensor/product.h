@@ -23,6 +23,9 @@ typedef struct lsi_operand {
     bool transposed; /* the product takes it with rows and columns exchanged */
 } lsi_operand;
 
+/* Whether B is packed: where many rows use it, never, always. */
+typedef enum lsi_packing { LSI_PACK_IF_MANY_ROWS, LSI_PACK_NEVER, LSI_PACK_ALWAYS } lsi_packing;
+
 /* C (m,n) = A (m,k) B (k,n) + bias, or C += …; sizes are those after transposing, none is 0. A and
  * B have one type; C has it too or is float32. Sums are float32 and rounded once. */
 typedef struct lsi_product {
@@ -33,7 +36,7 @@ typedef struct lsi_product {
     int64_t c_stride;
     const float *bias; /* n, added to each row; NULL: none */
     bool add;          /* C keeps what it has, and gets the product added */
-    bool as_it_lies;   /* no packing: small products */
+    lsi_packing packing;
 } lsi_product;
 
 /* Prepared products and scratch memory, used by one thread at a time. */

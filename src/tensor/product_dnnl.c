@@ -292,7 +292,8 @@ static dnnl_status_t execute(const prepared *p, const lsi_product *product, void
 /* [Note: packing] pays once a weight is used by enough rows (docs/performance.md). */
 static bool wants_packing(const lsi_product *p) {
     enum { LEAST_ROWS = 2048 };
-    return p->m >= LEAST_ROWS && p->n <= p->m && !p->as_it_lies;
+    if (p->packing != LSI_PACK_IF_MANY_ROWS) return p->packing == LSI_PACK_ALWAYS;
+    return p->m >= LEAST_ROWS && p->n <= p->m;
 }
 
 static kind kind_of(const lsi_product *p) {

@@ -98,6 +98,14 @@ _Noreturn static void become_program(const program *p, const program_opts *opts,
     _exit(97);
 }
 
+/* Workers print at the same moment. The system keeps such writes apart for files on disk, but in a
+ * memory file one may lie on another's place, unless both are to be put at its end. */
+static int make_output(const char *name) {
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    assert_true(fd >= 0 && fcntl(fd, F_SETFL, O_APPEND) == 0);
+    return fd;
+}
+
 program *program_start(const program_opts *opts, const char *const *words) {
     static const program_opts defaults = {0};
     static int n_started;
@@ -109,9 +117,8 @@ program *program_start(const program_opts *opts, const char *const *words) {
     /* Workers whose launcher was killed become our children, so we see them end. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     snprintf(p->mark, sizeof p->mark, "%s=%d.%d", MARK, (int)getpid(), ++n_started);
-    p->out = memfd_create("out", MFD_CLOEXEC);
-    p->err = memfd_create("err", MFD_CLOEXEC);
-    assert_true(p->out >= 0 && p->err >= 0);
+    p->out = make_output("out");
+    p->err = make_output("err");
     p->start_ns = lsi_now_ns();
     p->limit_ns = lsi_deadline_ns(opts->limit_ms > 0 ? opts->limit_ms : DEFAULT_LIMIT_MS);
     fflush(NULL);

@@ -81,19 +81,9 @@ static void the_launcher_says_how_a_worker_died_also_when_peers_noticed_first(vo
 
 /* ---- a shell between launcher and worker ---- */
 
-/* Ranks share one memory file as their output, and print at the same moment. The system keeps such
- * writes apart for files on disk, but in a memory file one may lie on another's place, unless both
- * are to be put at its end. */
-static void append_to(int fd) {
-    int flags = fcntl(fd, F_GETFL);
-    if (flags >= 0) (void)fcntl(fd, F_SETFL, flags | O_APPEND);
-}
-
 /* Rank 1 dies behind the first barrier; its step says when. */
 static int be_worker(void) {
     ls_group *group = NULL;
-    append_to(STDOUT_FILENO);
-    append_to(STDERR_FILENO);
     ls_status status = ls_group_create(60000, &group);
     if (status == LS_OK) {
         lsi_region *region = lsi_group_region(group);

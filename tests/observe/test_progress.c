@@ -62,6 +62,18 @@ static void plain_line_is_as_documented(void **state) {
     free(text);
 }
 
+static void images_are_called_images(void **state) {
+    (void)state;
+    lsi_progress *progress = open_plain(1360, 0);
+    lsi_step_record record = record_of(120);
+    lsi_progress_count(progress, "images");
+    lsi_progress_step(progress, &record);
+    char *text = close_plain(progress);
+    assert_non_null(strstr(text, "21,340 images/s"));
+    free(text);
+    lsi_progress_count(NULL, "images"); /* ranks other than 0 */
+}
+
 static void strange_numbers_keep_the_line_readable(void **state) {
     (void)state;
     static const struct {
@@ -326,6 +338,7 @@ static void terminal_without_abilities_gets_plain_lines(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(plain_line_is_as_documented, setup),
+        cmocka_unit_test_setup(images_are_called_images, setup),
         cmocka_unit_test_setup(strange_numbers_keep_the_line_readable, setup),
         cmocka_unit_test_setup(plain_lines_are_few, setup),
         cmocka_unit_test_setup(speed_forgets_old_steps, setup),

@@ -170,7 +170,7 @@ static ls_status multiply(const attention *at, const head *hd, int64_t m, int64_
                      .c_dtype = c_dtype,
                      .c_stride = c_stride,
                      .add = add,
-                     .as_it_lies = true};
+                     .packing = LSI_PACK_NEVER};
     return lsi_tape_multiply_by(at->tape, hd->worker, &p);
 }
 
