@@ -3,6 +3,7 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
+#include "cli/bf16_products.h"
 #include "cli/command.h"
 #include "launch/launch.h"
 #include "tensor/gemm.h"
@@ -15,13 +16,14 @@ static void print_model(const lsi_train_config *c, const lsi_run_plan *p) {
            (long long)p->n_tokens[LSI_SPLIT_TRAIN], (long long)p->n_tokens[LSI_SPLIT_VALIDATION],
            has_images ? "images" : "tokens", (long long)p->steps_per_epoch);
     if (has_images)
-        printf("%s: %lld layers, %lld wide, images of %lld x %lld x %lld, %lld classes\n", c->model,
-               (long long)m->n_layer, (long long)m->n_embd, (long long)m->height,
-               (long long)m->width, (long long)m->n_channels, (long long)m->n_classes);
+        printf("%s: %lld layers, %lld wide, images of %lld x %lld x %lld, %lld classes\n",
+               p->model_class->name, (long long)m->n_layer, (long long)m->n_embd,
+               (long long)m->height, (long long)m->width, (long long)m->n_channels,
+               (long long)m->n_classes);
     else
-        printf("%s: %lld layers, %lld heads, %lld wide, %lld tokens, vocabulary %lld\n", c->model,
-               (long long)m->n_layer, (long long)m->n_head, (long long)m->n_embd,
-               (long long)m->seq_len, (long long)m->vocab_size);
+        printf("%s: %lld layers, %lld heads, %lld wide, %lld tokens, vocabulary %lld\n",
+               p->model_class->name, (long long)m->n_layer, (long long)m->n_head,
+               (long long)m->n_embd, (long long)m->seq_len, (long long)m->vocab_size);
 }
 
 static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
@@ -29,6 +31,7 @@ static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
     printf("%lld workers x %d threads, batch %lld = %lld micro-batches of %lld; %s\n",
            (long long)c->workers, p->n_threads, (long long)c->batch_size,
            (long long)p->n_micro_batches, (long long)p->micro_batch_size, lsi_gemm_library());
+    if (p->dtype == LS_DTYPE_BF16) printf("bf16: products %s\n", bf16_products_in_words());
     if (p->deal.largest * c->workers != p->n_micro_batches)
         printf("note: the fixed tree gives unequal shares, up to %lld micro-batches for a worker "
                "instead of %.1f\n",

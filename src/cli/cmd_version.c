@@ -4,6 +4,7 @@
 #include <lockstep/version.h>
 
 #include "base/cpu.h"
+#include "cli/bf16_products.h"
 #include "cli/command.h"
 #include "tensor/gemm.h"
 
@@ -12,6 +13,7 @@ exit_code run_version(int argc, char **argv) {
     printf("lockstep %s\n", ls_version());
     printf("processor        %s, %d usable\n", lsi_cpu_name(), lsi_cpu_count());
     printf("matrix products  %s\n", lsi_gemm_library());
+    printf("bf16 products    %s\n", bf16_products_in_words());
     printf("compiler         %s\n", __VERSION__);
     return finish_output(EXIT_DONE);
 }

@@ -19,7 +19,7 @@ typedef struct lsi_train_config {
     double val_fraction;
     int64_t eval_every, eval_samples;
     /* model */
-    const char *model;
+    const char *model, *init;
     int64_t n_layer, n_head, n_embd, seq_len, vocab_size, n_kv_head, n_inner;
     double dropout, rope_theta;
     bool untied;

@@ -39,6 +39,9 @@ const lsi_opt lsi_train_options[] = {
         "images)."),
 
     CHOICE("model", model, "gpt2", "gpt2|llama|mlp|convnet", MODEL, "Kind of model."),
+    TEXT("init", init, "FOLDER", NULL, MODEL,
+         "Starts from the weights of a model folder (fine-tuning), whose kind, sizes and tokenizer "
+         "count instead of the options for these; --dropout and --seq-len stay yours."),
     INT("n-layer", n_layer, "blocks", "0", 0, 10000, MODEL,
         "Transformer blocks, hidden layers of an mlp, blocks in each of a convnet's three stages "
         "(0: 4, 2 and 1)."),

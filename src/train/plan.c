@@ -10,17 +10,32 @@
 #include <lockstep/optim.h>
 
 #include "base/cpu.h"
+#include "base/mem.h"
+#include "checkpoint/model_folder.h"
 #include "observe/observe.h"
 #include "train/config.h"
 
 /* ---- data ---- */
 
+/* The tokenizer of the model to start from, unless one is named. */
+static ls_status open_init_tokenizer(const char *folder, lsi_tokenizer **tokenizer) {
+    const lsi_model_class *class;
+    lsi_model_config config;
+    char *name = NULL;
+    LSI_TRY(lsi_context(lsi_model_load_config(folder, &class, &config, &name), "--init"));
+    bool is_byte = name && strcmp(name, "byte") == 0;
+    lsi_free(name);
+    return lsi_context(lsi_tokenizer_create(is_byte ? "byte" : folder, tokenizer),
+                       "--init %s (another one: --tokenizer)", folder);
+}
+
 /* Text needs a tokenizer; for tokens one that is named says what they mean. */
 static ls_status open_tokenizer(const lsi_train_config *c, lsi_tokenizer **tokenizer) {
-    bool is_text = false;
+    bool is_text = false, is_named = strcmp(c->tokenizer, "byte") != 0;
     *tokenizer = NULL;
     LSI_TRY(lsi_dataset_is_text(c->data, &is_text));
-    if (!is_text && strcmp(c->tokenizer, "byte") == 0) return LS_OK;
+    if (!is_text && !is_named) return LS_OK;
+    if (c->init && !is_named) return open_init_tokenizer(c->init, tokenizer);
     return lsi_tokenizer_create(c->tokenizer, tokenizer);
 }
 
@@ -123,8 +138,51 @@ static void plan_image_model(lsi_run_plan *plan) {
     plan->model.n_classes = plan->sample.n_classes;
 }
 
+/* Options that the model to start from has decided already. */
+static ls_status check_init(const lsi_train_config *c, const lsi_run_plan *plan, int64_t n_tokens) {
+    const lsi_model_config *m = &plan->model;
+    const struct {
+        const char *name;
+        int64_t asked, has;
+    } rows[] = {{"n-layer", c->n_layer, m->n_layer},
+                {"n-embd", c->n_embd, m->n_embd},
+                {"n-kv-head", c->n_kv_head, m->n_kv_head},
+                {"n-inner", c->n_inner, m->n_inner},
+                {"vocab-size", c->vocab_size, m->vocab_size}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].asked != 0 && rows[i].asked != rows[i].has)
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "--%s %" PRId64 ": the model of --init %s has %" PRId64
+                            "; leave the option out",
+                            rows[i].name, rows[i].asked, c->init, rows[i].has);
+    if (plan->model_class->takes_images) return LS_OK;
+    if (n_tokens > m->vocab_size)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--data %s with its tokenizer has %" PRId64
+                        " tokens, the model of --init %s knows %" PRId64,
+                        c->data, n_tokens, c->init, m->vocab_size);
+    if (c->seq_len > m->seq_len)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "--seq-len %" PRId64 " is longer than the %" PRId64
+                        " positions of the model of --init %s",
+                        c->seq_len, m->seq_len, c->init);
+    return LS_OK;
+}
+
+static ls_status plan_init(const lsi_train_config *c, int64_t n_tokens, lsi_run_plan *plan) {
+    char *tokenizer = NULL;
+    LSI_TRY(lsi_context(
+        lsi_model_load_config(c->init, &plan->model_class, &plan->model, &tokenizer), "--init"));
+    lsi_free(tokenizer);
+    plan->model.dropout = c->dropout;
+    LSI_TRY(check_kind(c, plan));
+    LSI_TRY(check_init(c, plan, n_tokens));
+    return check_memory(c, plan);
+}
+
 static ls_status plan_model(const lsi_train_config *c, int64_t n_tokens, lsi_run_plan *plan) {
     enum { USUAL_LAYERS = 4, USUAL_WIDTH = 128 };
+    if (c->init) return plan_init(c, n_tokens, plan);
     LSI_TRY(lsi_model_class_find(c->model, &plan->model_class));
     LSI_TRY(check_kind(c, plan));
     const lsi_model_config *usual = &plan->model_class->usual;

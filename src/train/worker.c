@@ -46,10 +46,22 @@ static ls_status set_up_data(lsi_worker *w) {
     return w->inputs && w->targets ? LS_OK : LS_ERR_MEMORY;
 }
 
+static ls_status make_model(lsi_worker *w) {
+    char *tokenizer = NULL;
+    if (w->config->init) {
+        LSI_TRY(lsi_model_load(w->config->init, &w->model, &tokenizer));
+        lsi_free(tokenizer);
+        w->model->config.dropout = w->plan->model.dropout;
+        return LS_OK;
+    }
+    LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
+    lsi_model_init(w->model, (uint64_t)w->config->seed);
+    return LS_OK;
+}
+
 static ls_status set_up_model(lsi_worker *w) {
     const lsi_train_config *c = w->config;
-    LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
-    lsi_model_init(w->model, (uint64_t)c->seed);
+    LSI_TRY(make_model(w));
     if (w->plan->dtype == LS_DTYPE_BF16) LSI_TRY(lsi_model_narrow(w->model));
     ls_ddp_opts ddp = {.struct_size = sizeof ddp,
                        .bucket_cap_mb = c->bucket_cap_mb,

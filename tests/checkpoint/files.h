@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/data.h"
 #include "harness/scratch.h"
 
 static void *scratch; /* the test's own folder, gone when the test is over */
@@ -60,24 +61,6 @@ static inline void write_whole(const char *path, const void *data, size_t bytes)
     assert_non_null(file);
     assert_int_equal(fwrite(data, 1, bytes, file), bytes);
     assert_int_equal(fclose(file), 0);
-}
-
-/* Finds a file of the project's data folder: LOCKSTEP_DATA, ../shared/data from here, or the same
- * from the repository's root. Says so when it is not there; the test then skips. */
-static inline bool find_data(const char *name, char path[PATH_MAX]) {
-    const char *tests = strstr(__FILE__, "tests/checkpoint/");
-    char root[PATH_MAX];
-    snprintf(root, sizeof root, "%.*s../shared/data", tests ? (int)(tests - __FILE__) : 0,
-             __FILE__);
-    const char *folders[] = {getenv("LOCKSTEP_DATA"), "../shared/data", root};
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        if (!folders[i]) continue;
-        snprintf(path, PATH_MAX, "%s/%s", folders[i], name);
-        if (access(path, R_OK) == 0) return true;
-    }
-    print_message("skipped: %s is not there (set LOCKSTEP_DATA to the folder of test data)\n",
-                  name);
-    return false;
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "checkpoint/model_folder.h"
+#include "harness/data.h"
 #include "harness/program.h"
 #include "harness/scratch.h"
 #include "nn/model.h"
@@ -40,24 +41,6 @@ static inline lsi_model *make_byte_model(uint64_t seed) {
 static inline void save_byte_model(const lsi_model *model, const char *folder) {
     const lsi_model_save_opts opts = {.tokenizer = "byte"};
     assert_ok(lsi_model_save(model, &opts, folder));
-}
-
-/* Finds a file of the project's data folder: LOCKSTEP_DATA, ../shared/data from here, or the same
- * from the repository's root. Says so when it is not there; the test then skips. */
-static inline bool find_shared(const char *name, char path[PATH_MAX]) {
-    const char *tests = strstr(__FILE__, "tests/cli/");
-    char root[PATH_MAX];
-    snprintf(root, sizeof root, "%.*s../shared/data", tests ? (int)(tests - __FILE__) : 0,
-             __FILE__);
-    const char *folders[] = {getenv("LOCKSTEP_DATA"), "../shared/data", root};
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        if (!folders[i]) continue;
-        snprintf(path, PATH_MAX, "%s/%s", folders[i], name);
-        if (access(path, R_OK) == 0) return true;
-    }
-    print_message("skipped: %s is not there (set LOCKSTEP_DATA to the folder of test data)\n",
-                  name);
-    return false;
 }
 
 #endif

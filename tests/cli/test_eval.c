@@ -226,8 +226,8 @@ static void test_images_are_measured_once_each(void **state) {
 static void a_real_model_has_its_known_loss(void **state) {
     char model[PATH_MAX], golden_path[PATH_MAX];
     const lsi_model_class *class;
-    if (!find_shared("stories260K-hf", model) ||
-        !find_shared("stories260K-hf/golden.json", golden_path))
+    if (!find_data("stories260K-hf", model) ||
+        !find_data("stories260K-hf/golden.json", golden_path))
         skip();
     assert_ok(lsi_model_class_find("llama", &class));
     json_t *golden;

@@ -163,7 +163,7 @@ static void a_long_prompt_is_read_to_its_end(void **state) {
 static bool add_stories(program_words *words) {
     char model[PATH_MAX], tokenizer[PATH_MAX];
     const lsi_model_class *class;
-    if (!find_shared("stories260K-hf", model) || !find_shared("stories260K.tok512.bin", tokenizer))
+    if (!find_data("stories260K-hf", model) || !find_data("stories260K.tok512.bin", tokenizer))
         return false;
     assert_ok(lsi_model_class_find("llama", &class));
     add_words(words, (const char *const[]){"generate", "--threads", "1", "--temperature", "0",
@@ -176,7 +176,7 @@ static void stories_are_told_to_the_byte(void **state) {
     char path[PATH_MAX];
     program_result result;
     program_words words = {.n = 0};
-    if (!add_stories(&words) || !find_shared("stories260K.greedy200.txt", path)) skip();
+    if (!add_stories(&words) || !find_data("stories260K.greedy200.txt", path)) skip();
     add_split(&words, "--tokens 200");
     program_run(NULL, words.at, &result);
     assert_ended(&result, 0);

@@ -21,7 +21,7 @@ static char folder[64];
 
 static void make_folder(void) {
     if (folder[0]) return;
-    snprintf(folder, sizeof folder, "%s/lockstep-fuzz-XXXXXX",
+    snprintf(folder, sizeof folder, "%s/fuzz-model-folder-XXXXXX",
              access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
     if (!mkdtemp(folder)) abort();
 }

@@ -4,7 +4,6 @@
  * With the word "worker" this program is a worker itself, of `lockstep run`. */
 #include "harness/harness.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>

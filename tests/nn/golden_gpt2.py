@@ -1,4 +1,5 @@
-"""Makes the golden numbers of test_gpt2.c: loss and gradients of a tiny GPT-2 in PyTorch.
+"""Makes the golden numbers of test_gpt2.c: logits, loss, gradients and ten losses of training of a
+tiny GPT-2 in PyTorch.
 
 The model is written out by hand in float64, from weights that both sides compute from a formula and
 round to float32. With `transformers` installed, its GPT2LMHeadModel must give the same numbers.
@@ -71,17 +72,17 @@ def loss_of(logits, targets):
         logits.reshape(-1, V), targets.reshape(-1), ignore_index=-1, reduction="sum")
 
 
-def by_hand(p, ids, targets):
+def logits_of(p, ids):
     x = p["wte.weight"][ids] + p["wpe.weight"]
     for layer in range(L):
         h = f"h.{layer}"
         x = x + attention(norm(x, p, h + ".ln_1"), p, h + ".attn")
         wide = gelu(linear(norm(x, p, h + ".ln_2"), p, h + ".mlp.c_fc"))
         x = x + linear(wide, p, h + ".mlp.c_proj")
-    return loss_of(norm(x, p, "ln_f") @ p["wte.weight"].T, targets)
+    return norm(x, p, "ln_f") @ p["wte.weight"].T
 
 
-def check_transformers(p, ids, targets, loss):
+def check_transformers(p, ids, targets, logits, loss):
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -93,8 +94,10 @@ def check_transformers(p, ids, targets, loss):
     state = {"transformer." + name: value.detach() for name, value in p.items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
     model.load_state_dict(state)
-    other = loss_of(model(ids).logits, targets)
+    theirs = model(ids).logits
+    other = loss_of(theirs, targets)
     other.backward()
+    assert torch.allclose(theirs, logits, rtol=1e-10, atol=1e-10)
     assert abs(other.item() - loss.item()) < 1e-10
     for name, value in model.named_parameters():
         mine = p[name.removeprefix("transformer.")].grad
@@ -102,17 +105,49 @@ def check_transformers(p, ids, targets, loss):
     print("/* equal to GPT2LMHeadModel of transformers */")
 
 
+def train(ids, targets, dtype):
+    """Ten losses a target of AdamW with clipping, norms and biases without decay. Weights and
+    activations are of dtype, what the optimizer keeps is float64."""
+    p = make_params()
+    plain = [value for value in p.values() if value.dim() == 1]
+    others = [value for value in p.values() if value.dim() != 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": others, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        rounded = {name: value.to(dtype) for name, value in p.items()}
+        loss = loss_of(logits_of(rounded, ids).to(torch.float64), targets) / 11
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(p.values()), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def print_list(name, values):
+    print(f"static const double {name}[] = {{{', '.join(f'{v:.9f}' for v in values)}}};")
+
+
 def main():
     p = make_params()
     ids, targets = make_batch()
-    loss = by_hand(p, ids, targets)
+    logits = logits_of(p, ids)
+    loss = loss_of(logits, targets)
     loss.backward()
-    check_transformers(p, ids, targets, loss)
+    check_transformers(p, ids, targets, logits, loss)
     print(f"static const double golden_loss = {loss.item():.12f};")
+    print_list("golden_logits", logits[1, -1].tolist())
     for name, value in p.items():
         grad = value.grad.reshape(-1)
         waves = torch.sin(torch.arange(1, grad.numel() + 1, dtype=torch.float64))
         print(f'{{"{name}", {grad.norm().item():.9f}, {(grad @ waves).item():.9f}}},')
+    losses = train(ids, targets, torch.float64)
+    print_list("golden_training", losses)
+    rounded = train(ids, targets, torch.bfloat16)
+    away = max(abs(a - b) for a, b in zip(losses, rounded))
+    print(f"/* the same in bfloat16 is up to {away:.3f} away */")
 
 
 main()

@@ -6,27 +6,7 @@
  * GPT2Config says when they are missing; keys that do not change the arithmetic are ignored. */
 #include "nn/models/gpt2.h"
 
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
-
-/* Collects what is wrong, so that a user corrects a configuration once. */
-typedef struct complaints {
-    char text[700];
-    size_t used;
-} complaints;
-
-static void LSI_PRINTF(2, 3) complain(complaints *list, const char *format, ...) {
-    if (list->used + 3 >= sizeof list->text) return;
-    if (list->used) list->used += (size_t)sprintf(list->text + list->used, "; ");
-    va_list values;
-    va_start(values, format);
-    size_t room = sizeof list->text - list->used;
-    int n = vsnprintf(list->text + list->used, room, format, values);
-    va_end(values);
-    list->used += n < 0 ? 0 : (size_t)n < room ? (size_t)n : room - 1;
-}
+#include "nn/models/config_json.h"
 
 /* ---- check ---- */
 
@@ -34,17 +14,17 @@ static void LSI_PRINTF(2, 3) complain(complaints *list, const char *format, ...)
 enum { BLOCK_PARAMS = 12, BLOCK_CC = 12, BLOCK_C = 13 };
 
 /* Sizes are known to fit int32, so the total, formed in 128 bits, cannot overflow. */
-static void check_total(const lsi_model_config *config, complaints *list) {
+static void check_total(const lsi_model_config *config, lsi_complaints *list) {
     __extension__ typedef __int128 wide;
     wide C = config->n_embd;
     wide block = BLOCK_CC * C * C + BLOCK_C * C;
     wide total = (config->vocab_size + config->seq_len + 2) * C + config->n_layer * block;
     wide model_state_bytes = total * 16; /* parameter, gradient and two moments */
     if (model_state_bytes > INT64_MAX)
-        complain(list,
-                 "the model has %.3g parameters, more than can be addressed with gradients and "
-                 "moments; reduce n_embd, n_layer or vocab_size",
-                 (double)total);
+        lsi_complain(list,
+                     "the model has %.3g parameters, more than can be addressed with gradients and "
+                     "moments; reduce n_embd, n_layer or vocab_size",
+                     (double)total);
 }
 
 /* Every size must fit int32, which token ids, units and parameter numbers are. */
@@ -59,20 +39,20 @@ ls_status lsi_gpt2_check(const lsi_model_config *config) {
         {"seq_len", config->seq_len, INT32_MAX},
         {"vocab_size", config->vocab_size, INT32_MAX},
     };
-    complaints list = {0};
+    lsi_complaints list = {0};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         if (sizes[i].found < 1 || sizes[i].found > sizes[i].max)
-            complain(&list, "%s is %lld, expected 1 to %lld", sizes[i].name,
-                     (long long)sizes[i].found, (long long)sizes[i].max);
+            lsi_complain(&list, "%s is %lld, expected 1 to %lld", sizes[i].name,
+                         (long long)sizes[i].found, (long long)sizes[i].max);
     bool sizes_are_good = list.used == 0;
     if (config->n_head >= 1 && config->n_embd >= 1 && config->n_embd % config->n_head != 0)
-        complain(&list, "n_embd is %lld, expected a multiple of n_head, %lld",
-                 (long long)config->n_embd, (long long)config->n_head);
+        lsi_complain(&list, "n_embd is %lld, expected a multiple of n_head, %lld",
+                     (long long)config->n_embd, (long long)config->n_head);
     if (!(config->dropout >= 0.0 && config->dropout < 1.0))
-        complain(&list, "dropout is %g, expected 0 to less than 1", config->dropout);
+        lsi_complain(&list, "dropout is %g, expected 0 to less than 1", config->dropout);
     if (!(config->norm_epsilon > 0.0 && config->norm_epsilon < 1.0))
-        complain(&list, "layer_norm_epsilon is %g, expected more than 0 and less than 1",
-                 config->norm_epsilon);
+        lsi_complain(&list, "layer_norm_epsilon is %g, expected more than 0 and less than 1",
+                     config->norm_epsilon);
     if (sizes_are_good) check_total(config, &list);
     return list.used ? lsi_fail(LS_ERR_ARGUMENT, "gpt2: %s", list.text) : LS_OK;
 }
@@ -125,135 +105,47 @@ json_t *lsi_gpt2_config_to_json(const lsi_model_config *config) {
 
 /* ---- from JSON ---- */
 
-/* Complaints while a configuration is read, apart by status: what the format forbids, and what it
- * allows but this model cannot do. */
-typedef struct reader {
-    const json_t *json;
-    complaints wrong, unsupported;
-} reader;
-
-static const char *type_name(const json_t *value) {
-    static const char *const names[] = {
-        [JSON_OBJECT] = "an object",   [JSON_ARRAY] = "a list",       [JSON_STRING] = "a text",
-        [JSON_INTEGER] = "an integer", [JSON_REAL] = "a real number", [JSON_TRUE] = "true",
-        [JSON_FALSE] = "false",        [JSON_NULL] = "null",
-    };
-    return names[json_typeof(value)];
-}
-
-static int64_t read_size(reader *r, const char *name) {
-    const json_t *value = json_object_get(r->json, name);
-    if (!value)
-        complain(&r->wrong, "%s is missing", name);
-    else if (!json_is_integer(value))
-        complain(&r->wrong, "%s is %s, expected an integer", name, type_name(value));
-    else if (json_integer_value(value) < 1 || json_integer_value(value) > INT32_MAX)
-        complain(&r->wrong, "%s is %lld, expected 1 to %d", name,
-                 (long long)json_integer_value(value), INT32_MAX);
-    else
-        return json_integer_value(value);
-    return 1; /* any legal number: the reading has failed already */
-}
-
-static double read_number(reader *r, const char *name, double initial, double min, double max) {
-    const json_t *value = json_object_get(r->json, name);
-    if (!value) return initial;
-    double number = json_number_value(value);
-    if (!json_is_number(value))
-        complain(&r->wrong, "%s is %s, expected a number", name, type_name(value));
-    else if (!(number >= min && number <= max))
-        complain(&r->wrong, "%s is %g, expected %g to %g", name, number, min, max);
-    else
-        return number;
-    return initial;
-}
-
-/* A text that must be one of the words; the first of them is what missing means. */
-static void read_text(reader *r, const char *name, const char *const *words, bool is_required) {
-    const json_t *value = json_object_get(r->json, name);
-    if (!value) {
-        if (is_required) complain(&r->wrong, "%s is missing, expected \"%s\"", name, words[0]);
-        return;
-    }
-    if (!json_is_string(value)) {
-        complain(&r->wrong, "%s is %s, expected a text", name, type_name(value));
-        return;
-    }
-    for (int i = 0; words[i]; i++)
-        if (strcmp(json_string_value(value), words[i]) == 0) return;
-    complain(&r->unsupported, "%s is \"%.40s\", supported is \"%s\"", name,
-             json_string_value(value), words[0]);
-}
-
-static void read_switch(reader *r, const char *name, bool supported) {
-    const json_t *value = json_object_get(r->json, name);
-    if (!value) return;
-    if (!json_is_boolean(value))
-        complain(&r->wrong, "%s is %s, expected true or false", name, type_name(value));
-    else if (json_is_true(value) != supported)
-        complain(&r->unsupported, "%s is %s, supported is %s", name, type_name(value),
-                 supported ? "true" : "false");
-}
-
-/* An optional integer or null whose only supported value is known. */
-static void read_fixed(reader *r, const char *name, int64_t supported) {
-    const json_t *value = json_object_get(r->json, name);
-    if (!value || json_is_null(value)) return;
-    if (!json_is_integer(value))
-        complain(&r->wrong, "%s is %s, expected an integer", name, type_name(value));
-    else if (json_integer_value(value) != supported)
-        complain(&r->unsupported, "%s is %lld, supported is %lld", name,
-                 (long long)json_integer_value(value), (long long)supported);
-}
-
 /* Missing means 0.1 in GPT2Config, for each of the three. */
-static double read_dropout(reader *r) {
-    double resid = read_number(r, "resid_pdrop", 0.1, 0.0, 1.0);
-    double embd = read_number(r, "embd_pdrop", 0.1, 0.0, 1.0);
-    double attn = read_number(r, "attn_pdrop", 0.1, 0.0, 1.0);
+static double read_dropout(lsi_config_reader *r) {
+    double resid = lsi_config_number(r, "resid_pdrop", 0.1, 0.0, 1.0);
+    double embd = lsi_config_number(r, "embd_pdrop", 0.1, 0.0, 1.0);
+    double attn = lsi_config_number(r, "attn_pdrop", 0.1, 0.0, 1.0);
     if (resid != embd || resid != attn)
-        complain(&r->unsupported,
-                 "resid_pdrop, embd_pdrop and attn_pdrop are %g, %g and %g, supported is one value "
-                 "for all three",
-                 resid, embd, attn);
+        lsi_complain(&r->unsupported,
+                     "resid_pdrop, embd_pdrop and attn_pdrop are %g, %g and %g, supported is one "
+                     "value for all three",
+                     resid, embd, attn);
     return resid;
 }
 
-static void read_config(reader *r, lsi_model_config *config) {
+static void read_config(lsi_config_reader *r, lsi_model_config *config) {
     static const char *const model_types[] = {"gpt2", NULL};
     /* the second is the same function under a newer name */
     static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
-    read_text(r, "model_type", model_types, true);
-    config->vocab_size = read_size(r, "vocab_size");
-    config->seq_len = read_size(r, "n_positions");
-    config->n_embd = read_size(r, "n_embd");
-    config->n_layer = read_size(r, "n_layer");
-    config->n_head = read_size(r, "n_head");
+    lsi_config_word(r, "model_type", model_types, true);
+    config->vocab_size = lsi_config_size(r, "vocab_size");
+    config->seq_len = lsi_config_size(r, "n_positions");
+    config->n_embd = lsi_config_size(r, "n_embd");
+    config->n_layer = lsi_config_size(r, "n_layer");
+    config->n_head = lsi_config_size(r, "n_head");
     config->dropout = read_dropout(r);
-    config->norm_epsilon = read_number(r, "layer_norm_epsilon", 1e-5, 0.0, 1.0);
-    read_text(r, "activation_function", activations, false);
-    read_fixed(r, "n_ctx", config->seq_len);
-    read_fixed(r, "n_inner", 4 * config->n_embd);
-    read_switch(r, "tie_word_embeddings", true);
-    read_switch(r, "scale_attn_weights", true);
-    read_switch(r, "scale_attn_by_inverse_layer_idx", false);
-    read_switch(r, "add_cross_attention", false);
+    config->norm_epsilon = lsi_config_number(r, "layer_norm_epsilon", 1e-5, 0.0, 1.0);
+    lsi_config_word(r, "activation_function", activations, false);
+    lsi_config_fixed(r, "n_ctx", config->seq_len);
+    lsi_config_fixed(r, "n_inner", 4 * config->n_embd);
+    lsi_config_switch(r, "tie_word_embeddings", true);
+    lsi_config_switch(r, "scale_attn_weights", true);
+    lsi_config_switch(r, "scale_attn_by_inverse_layer_idx", false);
+    lsi_config_switch(r, "add_cross_attention", false);
 }
 
 ls_status lsi_gpt2_config_from_json(const json_t *json, lsi_model_config *config) {
-    if (!json_is_object(json))
-        return lsi_fail(LS_ERR_FORMAT, "gpt2 configuration: %s, expected a JSON object",
-                        json ? type_name(json) : "nothing");
-    reader r = {.json = json};
+    lsi_config_reader r = {.json = json, .what = "gpt2 configuration"};
     lsi_model_config found = {0};
+    LSI_TRY(lsi_config_begin(&r));
     read_config(&r, &found);
-    if (r.wrong.used)
-        return lsi_fail(LS_ERR_FORMAT, "gpt2 configuration: %s%s%s", r.wrong.text,
-                        r.unsupported.used ? "; " : "", r.unsupported.text);
-    if (r.unsupported.used)
-        return lsi_fail(LS_ERR_UNSUPPORTED, "gpt2 configuration: %s", r.unsupported.text);
-    ls_status status = lsi_gpt2_check(&found);
-    if (status != LS_OK) return lsi_context(status, "configuration");
+    LSI_TRY(lsi_config_finish(&r));
+    LSI_TRY(lsi_context(lsi_gpt2_check(&found), "configuration"));
     *config = found;
     return LS_OK;
 }

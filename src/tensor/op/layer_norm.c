@@ -11,6 +11,7 @@
  * blocks ([Note: sums over rows] in columns.h), both in float32. The variance is that of the
  * centred row, in a second pass, because E(x^2) - mean^2 cancels. */
 #include <math.h>
+#include <string.h>
 
 #include "tensor/columns.h"
 #include "tensor/gemm.h"
@@ -34,6 +35,7 @@ typedef struct norm {
     const float *w, *b;
     float *dw, *db;
     float *rooms; /* per worker three rows */
+    float *parts; /* per block of rows its sums for dw and db */
     row_stat *stats;
     int64_t rows, columns;
     float epsilon;
@@ -62,7 +64,11 @@ static void forward_range(void *context, int64_t begin, int64_t end, int worker)
     for (int64_t row = begin; row < end; row++) forward_row(context, row, room_of(context, worker));
 }
 
-/* ---- backward: x ---- */
+/* ---- backward ---- */
+
+static int64_t n_row_blocks(const norm *nm) {
+    return (nm->rows + LSI_ROW_BLOCK - 1) / LSI_ROW_BLOCK;
+}
 
 /* Sum of g and of g z. */
 static void row_sums(const float *restrict x, const float *restrict dy, const float *restrict w,
@@ -85,13 +91,12 @@ static void row_sums(const float *restrict x, const float *restrict dy, const fl
     sums[1] = lsi_add_lanes(lane_gz);
 }
 
-static void backward_row(const norm *nm, int64_t row, float *room) {
+/* dx of a row. */
+static void store_dx(const norm *nm, int64_t row, const float *x, const float *dy, float *room) {
     int64_t n = nm->columns;
     const float *w = nm->w;
-    const float *x = lsi_read(nm->x, nm->dtype, row * n, n, room);
-    const float *dy = lsi_read(nm->dy, nm->dtype, row * n, n, room + n);
-    float *dx = nm->first_x ? lsi_place(nm->out, nm->dtype, row * n, room + 2 * n)
-                            : lsi_edit(nm->out, nm->dtype, row * n, n, room + 2 * n);
+    float *dx = nm->first_x ? lsi_place(nm->out, nm->dtype, row * n, room)
+                            : lsi_edit(nm->out, nm->dtype, row * n, n, room);
     row_stat stat = nm->stats[row];
     float sums[2];
     row_sums(x, dy, w, n, stat, sums);
@@ -105,49 +110,46 @@ static void backward_row(const norm *nm, int64_t row, float *room) {
     lsi_keep(nm->out, nm->dtype, row * n, n, dx);
 }
 
-static void backward_range(void *context, int64_t begin, int64_t end, int worker) {
-    for (int64_t row = begin; row < end; row++)
-        backward_row(context, row, room_of(context, worker));
+/* A row's share of dw and db. */
+static void add_row(const norm *nm, int64_t row, const float *restrict x, const float *restrict dy,
+                    float *restrict part_w, float *restrict part_b) {
+    row_stat stat = nm->stats[row];
+    for (int64_t i = 0; i < nm->columns; i++) {
+        part_w[i] += dy[i] * ((x[i] - stat.mean) * stat.r);
+        part_b[i] += dy[i];
+    }
 }
 
-/* ---- backward: w and b, a tile of columns over all rows ---- */
-
-static void add_block(const norm *nm, int64_t row, int64_t end, int64_t begin, int64_t width,
-                      float *restrict total_w, float *restrict total_b) {
-    float part_w[LSI_COLUMN_TILE] = {0.0f}, part_b[LSI_COLUMN_TILE] = {0.0f};
-    float room_x[LSI_COLUMN_TILE], room_dy[LSI_COLUMN_TILE];
-    for (; row < end; row++) {
-        int64_t at = row * nm->columns + begin;
-        const float *restrict x = lsi_read(nm->x, nm->dtype, at, width, room_x);
-        const float *restrict dy = lsi_read(nm->dy, nm->dtype, at, width, room_dy);
-        row_stat stat = nm->stats[row];
-        for (int64_t c = 0; c < width; c++) {
-            part_w[c] += dy[c] * ((x[c] - stat.mean) * stat.r);
-            part_b[c] += dy[c];
+/* Items are blocks of rows, each of which is read once: while it is at hand, it gives to the sums
+ * of its block and then becomes dx (which may lie in the place of dy). */
+static void backward_range(void *context, int64_t begin, int64_t end, int worker) {
+    const norm *nm = context;
+    int64_t n = nm->columns;
+    float *room = room_of(nm, worker);
+    for (int64_t block = begin; block < end; block++) {
+        float *part_w = nm->parts + block * 2 * n, *part_b = part_w + n;
+        memset(part_w, 0, (size_t)(2 * n) * sizeof *part_w);
+        int64_t stop = (block + 1) * LSI_ROW_BLOCK;
+        for (int64_t row = block * LSI_ROW_BLOCK; row < stop && row < nm->rows; row++) {
+            const float *x = lsi_read(nm->x, nm->dtype, row * n, n, room);
+            const float *dy = lsi_read(nm->dy, nm->dtype, row * n, n, room + n);
+            add_row(nm, row, x, dy, part_w, part_b);
+            if (nm->out) store_dx(nm, row, x, dy, room + 2 * n);
         }
     }
-    for (int64_t c = 0; c < width; c++) {
-        total_w[c] += part_w[c];
-        total_b[c] += part_b[c];
-    }
 }
 
-static void sum_tile(const norm *nm, int64_t begin, int64_t width) {
-    float total_w[LSI_COLUMN_TILE] = {0.0f}, total_b[LSI_COLUMN_TILE] = {0.0f};
-    for (int64_t row = 0; row < nm->rows; row += LSI_ROW_BLOCK) {
-        int64_t end = row + LSI_ROW_BLOCK < nm->rows ? row + LSI_ROW_BLOCK : nm->rows;
-        add_block(nm, row, end, begin, width, total_w, total_b);
+/* The sums of the blocks, in order ([Note: sums over rows] in columns.h). */
+static void add_parts(const norm *nm, const float *parts, float *grad, bool first) {
+    int64_t n = nm->columns, n_blocks = n_row_blocks(nm);
+    if (!grad) return;
+    for (int64_t at = 0; at < n; at += LSI_COLUMN_TILE) {
+        float total[LSI_COLUMN_TILE] = {0.0f};
+        int64_t width = n - at < LSI_COLUMN_TILE ? n - at : LSI_COLUMN_TILE;
+        for (int64_t block = 0; block < n_blocks; block++)
+            for (int64_t c = 0; c < width; c++) total[c] += parts[block * 2 * n + at + c];
+        for (int64_t c = 0; c < width; c++) lsi_contribute(grad + at + c, total[c], first);
     }
-    for (int64_t c = 0; c < width; c++) {
-        if (nm->dw) lsi_contribute(nm->dw + begin + c, total_w[c], nm->first_w);
-        if (nm->db) lsi_contribute(nm->db + begin + c, total_b[c], nm->first_b);
-    }
-}
-
-static void sum_range(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    for (int64_t at = begin; at < end; at += LSI_COLUMN_TILE)
-        sum_tile(context, at, end - at < LSI_COLUMN_TILE ? end - at : LSI_COLUMN_TILE);
 }
 
 /* ---- the op ---- */
@@ -193,10 +195,15 @@ static ls_status layer_norm_backward(lsi_tape *tape, lsi_node *node) {
     nm.dy = node->output->grad;
     nm.dw = lsi_grad(tape, weight, &nm.first_w);
     nm.db = lsi_grad(tape, node->input[2], &nm.first_b);
-    if (nm.dw || nm.db) lsi_for_ranges(nm.columns, lsi_grain(2 * nm.rows), sum_range, &nm);
-    /* last: dx may overwrite dy */
     nm.out = lsi_grad_inherit(tape, node, x, &nm.first_x);
-    if (nm.out) lsi_for_ranges(nm.rows, lsi_grain(2 * nm.columns), backward_range, &nm);
+    int64_t n_blocks = n_row_blocks(&nm);
+    nm.parts = lsi_tape_scratch(tape, (size_t)(n_blocks * 2 * nm.columns) * sizeof *nm.parts);
+    if (nm.parts) {
+        lsi_for_ranges(n_blocks, lsi_grain(4 * LSI_ROW_BLOCK * nm.columns), backward_range, &nm);
+        add_parts(&nm, nm.parts, nm.dw, nm.first_w);
+        add_parts(&nm, nm.parts + nm.columns, nm.db, nm.first_b);
+    }
+    lsi_tape_release(tape, nm.parts);
     end(tape, &nm);
     return lsi_tape_status(tape);
 }
