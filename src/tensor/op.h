@@ -66,6 +66,8 @@ lsi_tensor *lsi_op_batch_norm_fixed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *w
                                     const float *variance);
 /* (B,H,W,C) -> (B,C): the mean over H and W. */
 lsi_tensor *lsi_op_average_pool(lsi_tape *tape, lsi_tensor *x);
+/* For tests: rows are taken in pieces of so many bytes of logits, at least 64 rows; 0: as usual. */
+void lsi_head_loss_piece(int64_t bytes);
 /* logits (…,V), one target per row -> (1): SUM over rows of -log softmax(logits)[target], natural
  * logarithm. Target -1 leaves a row out. The gradient overwrites logits in place, so logits may
  * have no other use. Sums over rows are in double, in row order. */

@@ -477,6 +477,45 @@ static void entropy_backward(const op_case *c, double **in, const double *dy, do
     free(targets);
 }
 
+/* ---- head_loss: b rows of c, n words; it is the loss, so its gradient is 1 ---- */
+
+static void head_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = (shape){2, {c->b, c->c}};
+    in[1] = (shape){2, {c->n, c->c}};
+}
+static lsi_tensor *head_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    int32_t *targets = make_targets(c->b, c->n);
+    lsi_tensor *loss = lsi_op_head_loss(tape, in[0], in[1], targets);
+    free(targets);
+    return loss;
+}
+static double *head_logits(const op_case *c, double **in) {
+    double *logits = grab(c->b * c->n, sizeof *logits);
+    for (int64_t i = 0; i < c->b * c->n; i++)
+        for (int64_t k = 0; k < c->c; k++)
+            logits[i] += in[0][i / c->n * c->c + k] * in[1][i % c->n * c->c + k];
+    return logits;
+}
+static void head_forward(const op_case *c, double **in, double *y) {
+    int32_t *targets = make_targets(c->b, c->n);
+    double *logits = head_logits(c, in);
+    y[0] = lsi_ref_cross_entropy(c->b, c->n, logits, targets);
+    free(logits), free(targets);
+}
+static void head_backward(const op_case *c, double **in, const double *dy, double **din) {
+    int32_t *targets = make_targets(c->b, c->n);
+    double *logits = head_logits(c, in), *grad = grab(c->b * c->n, sizeof *grad);
+    lsi_ref_cross_entropy_backward(c->b, c->n, logits, targets, dy[0], grad);
+    memset(din[0], 0, (size_t)(c->b * c->c) * sizeof(double));
+    memset(din[1], 0, (size_t)(c->n * c->c) * sizeof(double));
+    for (int64_t i = 0; i < c->b * c->n; i++)
+        for (int64_t k = 0; k < c->c; k++) {
+            din[0][i / c->n * c->c + k] += grad[i] * in[1][i % c->n * c->c + k];
+            din[1][i % c->n * c->c + k] += grad[i] * in[0][i / c->n * c->c + k];
+        }
+    free(grad), free(logits), free(targets);
+}
+
 /* ---- tables ---- */
 
 #define KIND(name, n_inputs, bound, shapes, outputs)                                               \
@@ -504,6 +543,7 @@ KIND(batch_norm, 3, 2e-5, layer_norm, rows_outputs);
 KIND(fixed_norm, 3, 2e-6, layer_norm, rows_outputs);
 KIND(pool, 1, 1e-6, pool, pool_outputs);
 KIND(entropy, 1, 1e-6, rows, one_output);
+KIND(head, 2, 4e-6, head, one_output);
 
 static const op_case cases[] = {
     /* kind            b    t    c    n   p */
@@ -598,6 +638,10 @@ static const op_case cases[] = {
     {&entropy_kind, 6, 0, 7, 0, 0},
     {&entropy_kind, 11, 0, 33, 0, 0},
     {&entropy_kind, 100, 0, 1001, 0, 0},
+    {&head_kind, 1, 0, 1, 1, 0},
+    {&head_kind, 6, 0, 3, 7, 0},
+    {&head_kind, 70, 0, 5, 33, 0},
+    {&head_kind, 200, 0, 24, 1001, 0}, /* several pieces, see main */
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -619,6 +663,11 @@ static float round_to(ls_dtype dtype, float value) {
     return dtype == LS_DTYPE_F32 ? value : lsi_bf16_to_f32(lsi_f32_to_bf16(value));
 }
 
+/* The gradient of output i: drawn, but for a loss that must be the end of the pass. */
+static float weight_at(const op_case *c, ls_dtype dtype, int64_t i) {
+    return c->kind == &head_kind ? 1.0f : round_to(dtype, draw(90, i));
+}
+
 static fixture open_fixture(const op_case *c, ls_dtype dtype) {
     fixture f = {.c = c, .n_out = c->kind->n_outputs(c), .dtype = dtype};
     c->kind->shapes(c, f.in);
@@ -626,8 +675,7 @@ static fixture open_fixture(const op_case *c, ls_dtype dtype) {
     f.y = grab(f.n_out, sizeof(float));
     f.exact_dy = grab(f.n_out, sizeof(double));
     f.exact_y = grab(f.n_out, sizeof(double));
-    for (int64_t i = 0; i < f.n_out; i++)
-        f.exact_dy[i] = f.weight[i] = round_to(dtype, draw(90, i));
+    for (int64_t i = 0; i < f.n_out; i++) f.exact_dy[i] = f.weight[i] = weight_at(c, dtype, i);
     for (int k = 0; k < c->kind->n_inputs; k++) {
         f.n_in[k] = count_of(&f.in[k]);
         f.x[k] = grab(f.n_in[k], sizeof(float));
@@ -774,7 +822,7 @@ static void assert_near(const fixture *f, const char *what, int which, const flo
 static bool is_weight(const op_kind *kind, int k) {
     static const op_kind *const weighted[] = {&layer_norm_kind, &rms_norm_kind,   &linear_kind,
                                               &product_kind,    &transposed_kind, &conv_kind,
-                                              &batch_norm_kind, &fixed_norm_kind};
+                                              &batch_norm_kind, &fixed_norm_kind, &head_kind};
     if (kind == &embedding_kind || kind == &tokens_kind) return true;
     for (size_t i = 0; i < sizeof weighted / sizeof *weighted; i++)
         if (kind == weighted[i]) return k >= 1;
@@ -821,7 +869,8 @@ static void widened_bfloat16_equals_the_twins(void **state) {
 
 /* Products of a library may differ between numbers of threads; all that is ours may not. */
 static bool is_ours(const op_kind *kind) {
-    return kind != &linear_kind && kind != &product_kind && kind != &transposed_kind;
+    return kind != &linear_kind && kind != &product_kind && kind != &transposed_kind &&
+           kind != &head_kind;
 }
 
 static void bits_do_not_depend_on_threads(void **state) {
@@ -888,6 +937,7 @@ static void twins_equal_finite_differences(void **state) {
 }
 
 int main(void) {
+    lsi_head_loss_piece(64 * 1024 * (int64_t)sizeof(float));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_equal_their_twins),
         cmocka_unit_test(bfloat16_equals_the_twins),

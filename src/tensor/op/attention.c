@@ -35,7 +35,7 @@
 #include "tensor/tape_impl.h"
 #include "tensor/threads.h"
 
-enum { QUERY_BLOCK = 128, ROW_ALIGN = 32 };
+enum { QUERY_BLOCK = 64, ROW_ALIGN = 32 };
 
 typedef struct row_stat {
     float largest, reciprocal;

@@ -14,6 +14,7 @@
  *
  * Saved: dx. Logits and sums are float32 ([Note: lanes] in math.h), dlogits enter products in the
  * type of x; the sum over rows is in double, in row order. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "tensor/entropy.h"
@@ -23,6 +24,12 @@
 #include "tensor/threads.h"
 
 enum { PIECE_BYTES = 64 << 20, LEAST_ROWS = 64, ROW_ALIGN = 32 };
+
+static _Atomic int64_t piece_bytes = PIECE_BYTES;
+
+void lsi_head_loss_piece(int64_t bytes) {
+    piece_bytes = bytes > 0 ? bytes : PIECE_BYTES;
+}
 
 typedef struct head_pass {
     lsi_tape *tape;
@@ -165,7 +172,7 @@ static ls_status check(const lsi_tensor *x, const lsi_tensor *weight, const int3
 
 /* Rows of logits that are there at once. */
 static int64_t rows_of_piece(int64_t rows, int64_t stride) {
-    int64_t piece = PIECE_BYTES / (stride * (int64_t)sizeof(float)) / LEAST_ROWS * LEAST_ROWS;
+    int64_t piece = piece_bytes / (stride * (int64_t)sizeof(float)) / LEAST_ROWS * LEAST_ROWS;
     if (piece < LEAST_ROWS) piece = LEAST_ROWS;
     return piece < rows ? piece : rows;
 }
@@ -181,8 +188,8 @@ static bool take_memory(head_pass *hp, lsi_node *node) {
         if (!hp->dw && weight->needs_grad) return false;
     }
     size_t row_bytes = (size_t)hp->rows * sizeof *hp->row_loss;
-    size_t piece_bytes = (size_t)(hp->piece * hp->stride) * sizeof *hp->logits;
-    hp->logits = lsi_tape_scratch(hp->tape, piece_bytes + row_bytes);
+    size_t logit_bytes = (size_t)(hp->piece * hp->stride) * sizeof *hp->logits;
+    hp->logits = lsi_tape_scratch(hp->tape, logit_bytes + row_bytes);
     hp->row_loss = (double *)(void *)(hp->logits + hp->piece * hp->stride);
     return hp->logits != NULL;
 }
