@@ -4,7 +4,11 @@
  * thread, so a thread brings it up to date before its first product (`applied`). oneDNN and the
  * OpenMP build of OpenBLAS take the number from OpenMP, the pthread build of OpenBLAS from a call
  * of its own. Those two calls are looked up at run time, because whether they exist depends on the
- * library that the process was linked with. */
+ * library that the process was linked with.
+ *
+ * A product inside a range of a loop runs on one thread, also where the loop is too short to be
+ * shared out: its bits would depend on their number otherwise. The pthread build of OpenBLAS has
+ * one number for the whole process (`openblas_has`), on which all threads in ranges agree. */
 #include "tensor/threads.h"
 
 #include <dlfcn.h>
@@ -15,12 +19,23 @@
 enum { GRAIN_ELEMS = 16384 }; /* 4 to 20 microseconds of element-wise work */
 
 static _Atomic int n_threads = 1;
+static _Atomic int openblas_has; /* 0: not told yet */
 static _Thread_local int applied;
+static _Thread_local bool in_range;
 
-static void call_setter(const char *name, int value) {
+/* Looked up once: a product may change the number, and there are many. */
+static void call_setter(const char *name, void *_Atomic *known, int value) {
+    static char absent;
+    void *found = atomic_load_explicit(known, memory_order_relaxed);
+    if (!found) {
+        found = dlsym(RTLD_DEFAULT, name);
+        if (!found) found = &absent;
+        atomic_store_explicit(known, found, memory_order_relaxed);
+    }
+    if (found == &absent) return;
     void (*set)(int);
-    *(void **)&set = dlsym(RTLD_DEFAULT, name);
-    if (set) set(value);
+    *(void **)&set = found;
+    set(value);
 }
 
 void lsi_compute_set_threads(int wanted) {
@@ -32,11 +47,20 @@ int lsi_compute_threads(void) {
     return atomic_load_explicit(&n_threads, memory_order_relaxed);
 }
 
+/* Told before it is noted: who finds the number noted can rely on it. */
+static void apply_to_openblas(int wanted) {
+    if (atomic_load(&openblas_has) == wanted) return;
+    static void *_Atomic set;
+    call_setter("openblas_set_num_threads", &set, wanted);
+    atomic_store(&openblas_has, wanted);
+}
+
 void lsi_threads_apply(void) {
-    int wanted = lsi_compute_threads();
+    int wanted = in_range ? 1 : lsi_compute_threads();
+    apply_to_openblas(wanted);
+    static void *_Atomic set;
     if (applied == wanted) return;
-    call_setter("omp_set_num_threads", wanted);
-    call_setter("openblas_set_num_threads", wanted);
+    call_setter("omp_set_num_threads", &set, wanted);
     applied = wanted;
 }
 
@@ -56,15 +80,22 @@ int lsi_n_workers(int64_t n, int64_t grain) {
 #endif
 }
 
+static void run_range(lsi_range_fn range, void *context, int64_t begin, int64_t end, int worker) {
+    bool was = in_range;
+    in_range = true;
+    range(context, begin, end, worker);
+    in_range = was;
+}
+
 void lsi_for_ranges(int64_t n, int64_t grain, lsi_range_fn range, void *context) {
     int n_workers = lsi_n_workers(n, grain);
     if (n_workers == 1) {
-        range(context, 0, n, 0);
+        run_range(range, context, 0, n, 0);
         return;
     }
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static, 1) num_threads(n_workers)
     for (int worker = 0; worker < n_workers; worker++)
-        range(context, n * worker / n_workers, n * (worker + 1) / n_workers, worker);
+        run_range(range, context, n * worker / n_workers, n * (worker + 1) / n_workers, worker);
 #endif
 }

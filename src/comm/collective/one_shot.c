@@ -67,10 +67,11 @@ static bool goes_into_lines(const ls_work *work) {
 
 /* The own input as words of the arrival line. */
 static int fill_words(const ls_work *work, uint64_t word[LSI_INLINE_BYTES / 8]) {
+    enum { MOST = LSI_INLINE_BYTES / 8 };
     size_t bytes = (size_t)lsi_input_count(work) * lsi_elem_bytes(work), n = bytes / 8;
     const unsigned char *input = work->input;
-    for (size_t i = 0; i < n; i++) memcpy(&word[i], input + 8 * i, 8);
-    if (bytes == 8 * n) return (int)n;
+    for (size_t i = 0; i < n && i < MOST; i++) memcpy(&word[i], input + 8 * i, 8);
+    if (bytes == 8 * n || n >= MOST) return (int)n;
     word[n] = 0;
     memcpy(&word[n], input + 8 * n, bytes - 8 * n);
     return (int)n + 1;
