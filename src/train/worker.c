@@ -62,7 +62,10 @@ static ls_status make_model(lsi_worker *w) {
 static ls_status set_up_model(lsi_worker *w) {
     const lsi_train_config *c = w->config;
     LSI_TRY(make_model(w));
-    if (w->plan->dtype == LS_DTYPE_BF16) LSI_TRY(lsi_model_narrow(w->model));
+    if (w->plan->dtype == LS_DTYPE_BF16) {
+        LSI_TRY(lsi_model_narrow(w->model));
+        lsi_mem_reset_peaks(); /* until here the masters counted as parameters */
+    }
     ls_ddp_opts ddp = {.struct_size = sizeof ddp,
                        .bucket_cap_mb = c->bucket_cap_mb,
                        .first_bucket_mb = c->first_bucket_mb,
