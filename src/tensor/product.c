@@ -110,13 +110,9 @@ static ls_status multiply_widened(const lsi_scratch *scratch, const lsi_product 
 
 /* ---- float32 without primitives ---- */
 
-typedef struct bias_rows {
-    const lsi_product *p;
-} bias_rows;
-
 static void add_bias_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
-    const lsi_product *p = ((const bias_rows *)context)->p;
+    const lsi_product *p = context;
     for (int64_t row = begin; row < end; row++) {
         float *restrict y = (float *)p->c + row * p->c_stride;
         for (int64_t i = 0; i < p->n; i++) y[i] += p->bias[i];
@@ -126,7 +122,7 @@ static void add_bias_range(void *context, int64_t begin, int64_t end, int worker
 static ls_status multiply_floats(const lsi_product *p) {
     LSI_TRY(lsi_gemm(p->a.transposed, p->b.transposed, p->m, p->n, p->k, 1.0f, p->a.data,
                      p->a.stride, p->b.data, p->b.stride, p->add ? 1.0f : 0.0f, p->c, p->c_stride));
-    bias_rows all = {p};
+    lsi_product all = *p;
     if (p->bias) lsi_for_ranges(p->m, lsi_grain(p->n), add_bias_range, &all);
     return LS_OK;
 }
