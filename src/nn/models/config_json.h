@@ -52,4 +52,15 @@ void lsi_config_switch(lsi_config_reader *r, const char *name, bool supported);
 /* An optional integer or null with one supported value. */
 void lsi_config_fixed(lsi_config_reader *r, const char *name, int64_t supported);
 
+/* Writing: nonzero where memory ran out, to be collected with |. */
+static inline int lsi_config_put_text(json_t *json, const char *name, const char *text) {
+    return json_object_set_new(json, name, json_string(text));
+}
+static inline int lsi_config_put_size(json_t *json, const char *name, int64_t size) {
+    return json_object_set_new(json, name, json_integer(size));
+}
+static inline int lsi_config_put_number(json_t *json, const char *name, double number) {
+    return json_object_set_new(json, name, json_real(number));
+}
+
 #endif

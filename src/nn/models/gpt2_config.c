@@ -65,36 +65,24 @@ static json_t *border_token(const lsi_model_config *config) {
     return config->vocab_size == 50257 ? json_integer(50256) : json_null();
 }
 
-static int put_text(json_t *json, const char *name, const char *text) {
-    return json_object_set_new(json, name, json_string(text));
-}
-
-static int put_size(json_t *json, const char *name, int64_t size) {
-    return json_object_set_new(json, name, json_integer(size));
-}
-
-static int put_number(json_t *json, const char *name, double number) {
-    return json_object_set_new(json, name, json_real(number));
-}
-
 json_t *lsi_gpt2_config_to_json(const lsi_model_config *config) {
     json_t *json = json_object();
     int trouble = !json;
-    trouble |= put_text(json, "model_type", "gpt2");
+    trouble |= lsi_config_put_text(json, "model_type", "gpt2");
     trouble |= json_object_set_new(json, "architectures", json_pack("[s]", "GPT2LMHeadModel"));
-    trouble |= put_size(json, "vocab_size", config->vocab_size);
-    trouble |= put_size(json, "n_positions", config->seq_len);
-    trouble |= put_size(json, "n_ctx", config->seq_len);
-    trouble |= put_size(json, "n_embd", config->n_embd);
-    trouble |= put_size(json, "n_layer", config->n_layer);
-    trouble |= put_size(json, "n_head", config->n_head);
+    trouble |= lsi_config_put_size(json, "vocab_size", config->vocab_size);
+    trouble |= lsi_config_put_size(json, "n_positions", config->seq_len);
+    trouble |= lsi_config_put_size(json, "n_ctx", config->seq_len);
+    trouble |= lsi_config_put_size(json, "n_embd", config->n_embd);
+    trouble |= lsi_config_put_size(json, "n_layer", config->n_layer);
+    trouble |= lsi_config_put_size(json, "n_head", config->n_head);
     trouble |= json_object_set_new(json, "n_inner", json_null());
-    trouble |= put_text(json, "activation_function", "gelu_new");
-    trouble |= put_number(json, "resid_pdrop", config->dropout);
-    trouble |= put_number(json, "embd_pdrop", config->dropout);
-    trouble |= put_number(json, "attn_pdrop", config->dropout);
-    trouble |= put_number(json, "layer_norm_epsilon", config->norm_epsilon);
-    trouble |= put_number(json, "initializer_range", LSI_GPT2_INITIALIZER_RANGE);
+    trouble |= lsi_config_put_text(json, "activation_function", "gelu_new");
+    trouble |= lsi_config_put_number(json, "resid_pdrop", config->dropout);
+    trouble |= lsi_config_put_number(json, "embd_pdrop", config->dropout);
+    trouble |= lsi_config_put_number(json, "attn_pdrop", config->dropout);
+    trouble |= lsi_config_put_number(json, "layer_norm_epsilon", config->norm_epsilon);
+    trouble |= lsi_config_put_number(json, "initializer_range", LSI_GPT2_INITIALIZER_RANGE);
     trouble |= json_object_set_new(json, "tie_word_embeddings", json_true());
     trouble |= json_object_set_new(json, "bos_token_id", border_token(config));
     trouble |= json_object_set_new(json, "eos_token_id", border_token(config));

@@ -96,18 +96,6 @@ static json_t *border_token(const lsi_model_config *config, int usual) {
     return json_integer(config->vocab_size == GPT2 ? GPT2 - 1 : usual);
 }
 
-static int put_text(json_t *json, const char *name, const char *text) {
-    return json_object_set_new(json, name, json_string(text));
-}
-
-static int put_size(json_t *json, const char *name, int64_t size) {
-    return json_object_set_new(json, name, json_integer(size));
-}
-
-static int put_number(json_t *json, const char *name, double number) {
-    return json_object_set_new(json, name, json_real(number));
-}
-
 static int put_bool(json_t *json, const char *name, bool value) {
     return json_object_set_new(json, name, json_boolean(value));
 }
@@ -115,24 +103,24 @@ static int put_bool(json_t *json, const char *name, bool value) {
 json_t *lsi_llama_config_to_json(const lsi_model_config *config) {
     json_t *json = json_object();
     int trouble = !json;
-    trouble |= put_text(json, "model_type", "llama");
+    trouble |= lsi_config_put_text(json, "model_type", "llama");
     trouble |= json_object_set_new(json, "architectures", json_pack("[s]", "LlamaForCausalLM"));
-    trouble |= put_size(json, "vocab_size", config->vocab_size);
-    trouble |= put_size(json, "hidden_size", config->n_embd);
-    trouble |= put_size(json, "intermediate_size", config->n_inner);
-    trouble |= put_size(json, "num_hidden_layers", config->n_layer);
-    trouble |= put_size(json, "num_attention_heads", config->n_head);
-    trouble |= put_size(json, "num_key_value_heads", config->n_kv_head);
-    trouble |= put_size(json, "head_dim", config->n_embd / config->n_head);
-    trouble |= put_size(json, "max_position_embeddings", config->seq_len);
-    trouble |= put_text(json, "hidden_act", "silu");
-    trouble |= put_number(json, "rms_norm_eps", config->norm_epsilon);
-    trouble |= put_number(json, "rope_theta", config->rope_theta);
+    trouble |= lsi_config_put_size(json, "vocab_size", config->vocab_size);
+    trouble |= lsi_config_put_size(json, "hidden_size", config->n_embd);
+    trouble |= lsi_config_put_size(json, "intermediate_size", config->n_inner);
+    trouble |= lsi_config_put_size(json, "num_hidden_layers", config->n_layer);
+    trouble |= lsi_config_put_size(json, "num_attention_heads", config->n_head);
+    trouble |= lsi_config_put_size(json, "num_key_value_heads", config->n_kv_head);
+    trouble |= lsi_config_put_size(json, "head_dim", config->n_embd / config->n_head);
+    trouble |= lsi_config_put_size(json, "max_position_embeddings", config->seq_len);
+    trouble |= lsi_config_put_text(json, "hidden_act", "silu");
+    trouble |= lsi_config_put_number(json, "rms_norm_eps", config->norm_epsilon);
+    trouble |= lsi_config_put_number(json, "rope_theta", config->rope_theta);
     trouble |= json_object_set_new(json, "rope_scaling", json_null());
-    trouble |= put_number(json, "attention_dropout", config->dropout);
+    trouble |= lsi_config_put_number(json, "attention_dropout", config->dropout);
     trouble |= put_bool(json, "attention_bias", false);
     trouble |= put_bool(json, "mlp_bias", false);
-    trouble |= put_number(json, "initializer_range", LSI_LLAMA_INITIALIZER_RANGE);
+    trouble |= lsi_config_put_number(json, "initializer_range", LSI_LLAMA_INITIALIZER_RANGE);
     trouble |= put_bool(json, "tie_word_embeddings", !config->untied);
     trouble |= json_object_set_new(json, "bos_token_id", border_token(config, 1));
     trouble |= json_object_set_new(json, "eos_token_id", border_token(config, 2));
