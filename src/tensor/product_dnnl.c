@@ -87,14 +87,15 @@ typedef struct prepared {
     uint64_t used; /* when, for making room */
 } prepared;
 
-enum { MAX_KINDS = 512 };
+/* Attention over long sequences has seven kinds for every block of queries. */
+enum { FIRST_KINDS = 64, MAX_KINDS = 8192 };
 
 struct lsi_product_cache {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    int n, at; /* at: where the last one was found */
+    int n, capacity, at; /* at: where the last one was found */
     uint64_t clock;
-    prepared kinds[MAX_KINDS];
+    prepared *kinds;
 };
 
 static ls_status fail_dnnl(dnnl_status_t status, const char *what, const kind *k) {
@@ -227,14 +228,25 @@ static ls_status create_cache(lsi_product_cache **cache) {
 void lsi_product_cache_destroy(lsi_product_cache *cache) {
     if (!cache) return;
     for (int i = 0; i < cache->n; i++) unmake(&cache->kinds[i]);
+    lsi_free(cache->kinds);
     if (cache->stream) dnnl_stream_destroy(cache->stream);
     if (cache->engine) dnnl_engine_destroy(cache->engine);
     lsi_free(cache);
 }
 
+static ls_status grow(lsi_product_cache *cache) {
+    if (cache->n < cache->capacity || cache->capacity == MAX_KINDS) return LS_OK;
+    int capacity = cache->capacity ? 2 * cache->capacity : FIRST_KINDS;
+    prepared *longer = lsi_realloc(LSI_MEM_OTHER, cache->kinds, (size_t)capacity * sizeof *longer);
+    LSI_TRY(lsi_check_alloc(longer));
+    cache->kinds = longer;
+    cache->capacity = capacity;
+    return LS_OK;
+}
+
 /* Where a new kind goes: the end, or when all is full, the place unused for longest. */
 static int place_for_new(lsi_product_cache *cache) {
-    if (cache->n < MAX_KINDS) return cache->n++;
+    if (cache->n < cache->capacity) return cache->n++;
     int oldest = 0;
     for (int i = 1; i < cache->n; i++)
         if (cache->kinds[i].used < cache->kinds[oldest].used) oldest = i;
@@ -251,6 +263,7 @@ static ls_status find(lsi_product_cache *cache, const kind *k, prepared **found)
         return LS_OK;
     }
     prepared made;
+    LSI_TRY(grow(cache));
     LSI_TRY(make(&made, k, cache->engine));
     cache->at = place_for_new(cache);
     cache->kinds[cache->at] = made;
