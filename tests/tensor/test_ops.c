@@ -859,6 +859,31 @@ static void bfloat16_equals_the_twins(void **state) {
     compare_with_twins(LS_DTYPE_BF16);
 }
 
+/* A result as a narrow weight would get a gradient of another type than its buffer: refused. */
+static void narrow_results_are_no_weights(void **state) {
+    (void)state;
+    for (int i = 0; i < N_CASES; i++) {
+        const op_kind *kind = cases[i].kind;
+        bool is_product = kind == &product_kind || kind == &transposed_kind; /* suit their weight */
+        if (is_product || !is_weight(kind, kind->n_inputs - 1)) continue;
+        fixture f = open_fixture(&cases[i], LS_DTYPE_BF16);
+        lsi_arena *arena;
+        lsi_tape *tape;
+        lsi_tensor *in[N_INPUTS] = {NULL};
+        assert_ok(lsi_arena_create(ARENA_BYTES, &arena));
+        assert_ok(lsi_tape_create(arena, &tape));
+        lsi_tape_set_dtype(tape, LS_DTYPE_BF16);
+        for (int k = 0; k < kind->n_inputs; k++)
+            in[k] = lsi_tape_input(tape, f.x[k], f.in[k].n_dims, f.in[k].dims, true);
+        if (kind->run(tape, in, &cases[i])) name_case(&cases[i]);
+        assert_fails(lsi_tape_status(tape), LS_ERR_ARGUMENT, "expected a parameter as");
+        lsi_tape_destroy(tape);
+        assert_int_equal(lsi_arena_used_bytes(arena), 0);
+        lsi_arena_destroy(arena);
+        close_fixture(&f);
+    }
+}
+
 /* The way of processors without instructions for bfloat16. */
 static void widened_bfloat16_equals_the_twins(void **state) {
     (void)state;
@@ -942,6 +967,7 @@ int main(void) {
         cmocka_unit_test(ops_equal_their_twins),
         cmocka_unit_test(bfloat16_equals_the_twins),
         cmocka_unit_test(widened_bfloat16_equals_the_twins),
+        cmocka_unit_test(narrow_results_are_no_weights),
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(twins_equal_finite_differences),
     };

@@ -322,7 +322,8 @@ static bool fits(lsi_tape *tape, const char *name, lsi_tensor *x, lsi_tensor *we
     int64_t columns = lsi_tensor_columns(x);
     if (!lsi_op_has_dims(tape, name, "weight", weight, 1, &columns) ||
         !lsi_op_has_dims(tape, name, "bias", bias, 1, &columns) ||
-        !lsi_op_same_type(tape, name, x, x))
+        !lsi_op_is_weight(tape, name, "weight", weight) ||
+        !lsi_op_is_weight(tape, name, "bias", bias) || !lsi_op_same_type(tape, name, x, x))
         return false;
     if (epsilon > 0.0f && epsilon < INFINITY) return true;
     (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT, "%s: expected a positive epsilon, found %g", name,

@@ -366,7 +366,8 @@ static bool fits(lsi_tape *tape, const lsi_tensor *x, const lsi_tensor *weight, 
     int64_t kernel = has_dims ? weight->dims[1] : 0;
     if (has_dims && weight->dims[2] == kernel && weight->dims[3] == x->dims[3] && kernel % 2 == 1 &&
         kernel <= MAX_KERNEL && stride >= 1)
-        return lsi_op_same_type(tape, "conv2d", x, weight);
+        return lsi_op_same_type(tape, "conv2d", x, weight) &&
+               lsi_op_is_weight(tape, "conv2d", "weight", weight);
     (void)lsi_tape_fail(tape, LS_ERR_ARGUMENT,
                         "conv2d: expected images (B,H,W,C), weight (N,K,K,C) with K odd and up to "
                         "%d, and a stride from 1, found %s, %s and %lld",

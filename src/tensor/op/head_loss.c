@@ -200,6 +200,7 @@ lsi_tensor *lsi_op_head_loss(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
     const int64_t dims[] = {weight->dims[0], lsi_tensor_columns(x)};
     if (!lsi_op_has_dims(tape, "head_loss", "weight", weight, 2, dims)) return NULL;
     if (!lsi_op_same_type(tape, "head_loss", x, weight)) return NULL;
+    if (!lsi_op_is_weight(tape, "head_loss", "weight", weight)) return NULL;
     ls_status status = check(x, weight, targets);
     if (status != LS_OK) return lsi_tape_fail_with(tape, status);
     lsi_tensor *loss = lsi_tape_activation_f32(tape, 1, (int64_t[]){1});

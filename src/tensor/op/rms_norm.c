@@ -165,7 +165,9 @@ static ls_status rms_norm_backward(lsi_tape *tape, lsi_node *node) {
 lsi_tensor *lsi_op_rms_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, float epsilon) {
     if (!lsi_op_begin(tape, "rms_norm", 2, (lsi_tensor *[]){x, weight})) return NULL;
     int64_t rows = lsi_tensor_rows(x), columns = lsi_tensor_columns(x);
-    if (!lsi_op_has_dims(tape, "rms_norm", "weight", weight, 1, &columns)) return NULL;
+    if (!lsi_op_has_dims(tape, "rms_norm", "weight", weight, 1, &columns) ||
+        !lsi_op_is_weight(tape, "rms_norm", "weight", weight))
+        return NULL;
     if (!(epsilon > 0.0f && epsilon < INFINITY))
         return lsi_tape_fail(tape, LS_ERR_ARGUMENT,
                              "rms_norm: expected a positive epsilon, found %g", (double)epsilon);
