@@ -4,7 +4,7 @@
 include(CMakePackageConfigHelpers)
 
 # A static library's user links what it uses: these, as names, in lockstep.pc and the CMake package.
-set(static_libs jansson sodium utf8proc z ${LS_GEMM_LIBRARY} m)
+set(static_libs jansson sodium xxhash utf8proc z ${LS_GEMM_LIBRARY} m)
 if(LS_GEMM_LIBRARY STREQUAL "cblas")
   get_filename_component(cblas_name ${CBLAS_LIBRARY} NAME_WE)
   string(REGEX REPLACE "^lib" "" cblas_name ${cblas_name})

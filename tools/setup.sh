@@ -21,11 +21,13 @@ build | CMake                  | has_command cmake                       | cmake
 build | pkg-config             | has_command pkg-config                  | pkg-config pkgconf
 build | jansson                | has_header jansson.h                    | libjansson-dev
 build | libsodium              | has_header sodium.h                     | libsodium-dev
+build | xxHash                 | has_header xxhash.h                     | libxxhash-dev
 build | utf8proc               | has_header utf8proc.h                   | libutf8proc-dev
 build | zlib                   | has_header zlib.h                       | zlib1g-dev
 build | oneDNN or OpenBLAS     | has_matrix_products                     | libdnnl-dev libonednn-dev libopenblas-dev
 test  | C++ compiler           | has_command c++                         | g++
 test  | cmocka                 | has_header cmocka.h                     | libcmocka-dev
+test  | Fortran compiler       | has_command gfortran                    | gfortran
 test  | spin                   | has_command spin                        | spin
 test  | Fashion-MNIST          | has_folder /usr/share/datasets/fashion-mnist | dataset-fashion-mnist
 demo  | King James Bible       | has_command bible                       | bible-kjv

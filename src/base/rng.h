@@ -22,6 +22,7 @@ typedef enum lsi_rng_purpose {
     LSI_RNG_DROPOUT = 3,
     LSI_RNG_SAMPLE = 4,
     LSI_RNG_TEST = 5,
+    LSI_RNG_HOOK = 6,
 } lsi_rng_purpose;
 
 /* A stream: seed, purpose and up to two 32-bit labels (step and micro-batch, epoch, layer …). */

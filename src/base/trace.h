@@ -16,11 +16,14 @@
 
 enum { LSI_TRACE_SPANS = 1 << 16 };
 
-/* Lanes of the picture; one row per lane and rank in the viewer. */
+/* Lanes of the picture. Spans of one lane and rank nest or follow each other and share a row in the
+ * viewer; only those of LSI_TRACE_BUCKET may overlap as they like and get as many rows as it takes.
+ */
 typedef enum lsi_trace_lane {
     LSI_TRACE_COMPUTE,
     LSI_TRACE_COMM,
     LSI_TRACE_IO,
+    LSI_TRACE_BUCKET, /* a bucket of gradients from posting to done; the last lane */
 } lsi_trace_lane;
 
 LS_CHECKED ls_status lsi_trace_start(void);
@@ -30,7 +33,15 @@ bool lsi_trace_is_on(void);
 int64_t lsi_trace_begin(void);
 /* Records [begin_ns, now); index is shown as an argument (bucket, layer, step; -1: none). */
 void lsi_trace_end(int64_t begin_ns, lsi_trace_lane lane, const char *name, int64_t index);
-/* Spans as members of a Chrome trace "traceEvents" array (comma separated, no brackets). */
+/* Records [begin_ns, end_ns), for spans whose end is seen later; times of lsi_now_ns. begin_ns 0
+ * (tracing was off): nothing. */
+void lsi_trace_span(int64_t begin_ns, int64_t end_ns, lsi_trace_lane lane, const char *name,
+                    int64_t index);
+/* The same with the bytes moved as a second argument (-1: none). */
+void lsi_trace_span_bytes(int64_t begin_ns, int64_t end_ns, lsi_trace_lane lane, const char *name,
+                          int64_t index, int64_t bytes);
+/* Spans as members of a Chrome trace "traceEvents" array (comma separated, no brackets), in the
+ * order in which they began. */
 void lsi_trace_print(FILE *out, int rank);
 
 #endif

@@ -1,4 +1,5 @@
-/* SHA-256: the examples of FIPS 180-4, and independence of how the data is cut. */
+/* SHA-256: the examples of FIPS 180-4, and independence of how the data is cut. XXH3: what other
+ * implementations give, so that values may be compared between machines. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -56,11 +57,62 @@ static void update_of_nothing_changes_nothing(void **state) {
     assert_string_equal(text, hash_of("abc", 3, 3));
 }
 
+/* ---- XXH3 ---- */
+
+/* By python-xxhash 4.1.0, which brings a libxxhash of its own (0.8.4), of bytes (37 i) mod 256. The
+ * sizes lie on both sides of each of the algorithm's borders: 0, 3, 8, 16, 128, 240. That of no
+ * bytes is in xxHash's specification as well. */
+static const struct {
+    size_t bytes;
+    uint64_t hash64, high, low;
+} hashes[] = {
+    {0, 0x2d06800538d394c2, 0x99aa06d3014798d8, 0x6001c324468d497f},
+    {1, 0xc44bdff4074eecdb, 0xa6cd5e9392000f6a, 0xc44bdff4074eecdb},
+    {3, 0x2b15aa0b3d075427, 0x9853135c5862576e, 0x2b15aa0b3d075427},
+    {8, 0x44db4d702e7af307, 0xfb45186b670a4b18, 0x95fdbe3342dcacd9},
+    {16, 0x79e8aab409bf708c, 0x7b7d80840675fe9d, 0xa60ec7f92a1e499c},
+    {17, 0xeab8a05663e5e451, 0x5df8d3eeee946b25, 0xaed6840551d2a0ef},
+    {128, 0xd0c5f5cbbce75e08, 0x9543a21554489cc5, 0x1d4c257e10008525},
+    {129, 0xb983f428e1f4b8cd, 0xe136373cf1658c64, 0x62deb697300bb645},
+    {240, 0x97ca2e159ebf5174, 0x7d91a794bb5664f2, 0x111edb7cf807acdc},
+    {241, 0x8a70955e58ec2034, 0x6a863f0fe3684fc6, 0x8a70955e58ec2034},
+    {1031, 0x4149f7b8f87fb572, 0xff5d29b0c98a4fa1, 0x4149f7b8f87fb572},
+    {100000, 0xba99d388c25955dd, 0xaa35c5e450562cbb, 0xba99d388c25955dd},
+};
+
+static void xxh3_is_that_of_other_implementations(void **state) {
+    (void)state;
+    static unsigned char data[100001];
+    for (size_t i = 0; i < sizeof hashes / sizeof hashes[0]; i++) {
+        for (size_t off = 0; off < 2; off++) { /* aligned and not */
+            for (size_t b = 0; b < hashes[i].bytes; b++) data[off + b] = (unsigned char)(b * 37);
+            lsi_hash128_value wide = lsi_hash128(data + off, hashes[i].bytes);
+            assert_int_equal(lsi_hash64(data + off, hashes[i].bytes), hashes[i].hash64);
+            assert_int_equal(wide.high, hashes[i].high);
+            assert_int_equal(wide.low, hashes[i].low);
+        }
+    }
+    assert_int_equal(lsi_hash64(NULL, 0), hashes[0].hash64);
+}
+
+static void each_bit_changes_xxh3(void **state) {
+    (void)state;
+    unsigned char data[64] = {0};
+    uint64_t clean = lsi_hash64(data, sizeof data);
+    for (size_t bit = 0; bit < 8 * sizeof data; bit++) {
+        data[bit / 8] = (unsigned char)(1u << bit % 8);
+        assert_true(lsi_hash64(data, sizeof data) != clean);
+        data[bit / 8] = 0;
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_examples_match),
         cmocka_unit_test(cuts_do_not_matter),
         cmocka_unit_test(update_of_nothing_changes_nothing),
+        cmocka_unit_test(xxh3_is_that_of_other_implementations),
+        cmocka_unit_test(each_bit_changes_xxh3),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
