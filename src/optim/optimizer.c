@@ -1,8 +1,10 @@
 /* The optimizer of replicas that hold everything: AdamW over whole parameters.
  *
  * Two blocks of moments, each param at offsets[i] (elements, a multiple of 16). A frozen parameter
- * has offset -1. n_steps counts finished updates; the next one is number n_steps + 1, which the
- * bias correction needs. */
+ * has offset -1. n_steps counts finished steps. n_updates[i] counts those that changed parameter i:
+ * its next update is number n_updates[i] + 1, which the bias correction needs, because moments that
+ * a step has left alone are no closer to their averages. Of a parameter that is always used it is
+ * n_steps. */
 #include "optim/optimizer.h"
 
 #include <math.h>
@@ -18,7 +20,7 @@ struct lsi_optimizer {
     int n_params;
     lsi_optimizer_opts opts;
     int64_t n_steps;
-    int64_t *offsets;
+    int64_t *offsets, *n_updates; /* of each parameter */
     float *first, *second;
 };
 
@@ -77,6 +79,8 @@ static ls_status fill(lsi_optimizer *optimizer) {
     int64_t n_elems;
     optimizer->offsets = lsi_calloc(LSI_MEM_OTHER, (size_t)optimizer->n_params, sizeof(int64_t));
     LSI_TRY(lsi_check_alloc(optimizer->offsets));
+    optimizer->n_updates = lsi_calloc(LSI_MEM_OTHER, (size_t)optimizer->n_params, sizeof(int64_t));
+    LSI_TRY(lsi_check_alloc(optimizer->n_updates));
     LSI_TRY(place(optimizer->params, optimizer->n_params, optimizer->opts.masters,
                   optimizer->offsets, &n_elems));
     optimizer->first = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)n_elems, sizeof(float));
@@ -109,8 +113,15 @@ void lsi_optimizer_destroy(lsi_optimizer *optimizer) {
     if (!optimizer) return;
     lsi_free(optimizer->second);
     lsi_free(optimizer->first);
+    lsi_free(optimizer->n_updates);
     lsi_free(optimizer->offsets);
     lsi_free(optimizer);
+}
+
+/* Frozen, or unused where that is allowed. */
+static bool is_left_alone(const lsi_optimizer *optimizer, int i) {
+    return optimizer->offsets[i] < 0 ||
+           (optimizer->opts.skips_unused && !optimizer->params[i].grad);
 }
 
 static ls_status check_step(const lsi_optimizer *optimizer, double lr, double grad_scale) {
@@ -120,7 +131,7 @@ static ls_status check_step(const lsi_optimizer *optimizer, double lr, double gr
                         (long long)optimizer->n_steps + 1, lr, grad_scale);
     for (int i = 0; i < optimizer->n_params; i++) {
         const ls_param *param = &optimizer->params[i];
-        if (optimizer->offsets[i] < 0 || param->count == 0 || (param->data && param->grad))
+        if (is_left_alone(optimizer, i) || param->count == 0 || (param->data && param->grad))
             continue;
         return lsi_fail(LS_ERR_STATE, "optimizer step %lld: parameter %s has no %s",
                         (long long)optimizer->n_steps + 1, param->name,
@@ -130,28 +141,31 @@ static ls_status check_step(const lsi_optimizer *optimizer, double lr, double gr
     return LS_OK;
 }
 
-ls_status lsi_optimizer_step(lsi_optimizer *optimizer, double lr, double grad_scale) {
-    LSI_TRY(check_step(optimizer, lr, grad_scale));
+static void update(lsi_optimizer *optimizer, int i, double lr, double grad_scale) {
+    const ls_param *param = &optimizer->params[i];
     ls_adamw_opts opts = {
         .lr = lr,
         .beta1 = optimizer->opts.beta1,
         .beta2 = optimizer->opts.beta2,
         .epsilon = optimizer->opts.epsilon,
+        .weight_decay = param->flags & LS_PARAM_NO_DECAY ? 0.0 : optimizer->opts.weight_decay,
         .grad_scale = grad_scale,
-        .step = ++optimizer->n_steps,
+        .step = ++optimizer->n_updates[i],
     };
-    for (int i = 0; i < optimizer->n_params; i++) {
-        const ls_param *param = &optimizer->params[i];
-        int64_t offset = optimizer->offsets[i];
-        if (offset < 0) continue;
-        opts.weight_decay = param->flags & LS_PARAM_NO_DECAY ? 0.0 : optimizer->opts.weight_decay;
-        float *first = optimizer->first + offset, *second = optimizer->second + offset;
-        if (param->dtype == LS_DTYPE_BF16)
-            ls_adamw_update_bf16(optimizer->opts.masters[i], param->data, param->grad, first,
-                                 second, param->count, &opts);
-        else
-            ls_adamw_update(param->data, param->grad, first, second, param->count, &opts);
-    }
+    float *first, *second;
+    lsi_optimizer_moments(optimizer, i, &first, &second);
+    if (param->dtype == LS_DTYPE_BF16)
+        ls_adamw_update_bf16(optimizer->opts.masters[i], param->data, param->grad, first, second,
+                             param->count, &opts);
+    else
+        ls_adamw_update(param->data, param->grad, first, second, param->count, &opts);
+}
+
+ls_status lsi_optimizer_step(lsi_optimizer *optimizer, double lr, double grad_scale) {
+    LSI_TRY(check_step(optimizer, lr, grad_scale));
+    optimizer->n_steps++;
+    for (int i = 0; i < optimizer->n_params; i++)
+        if (!is_left_alone(optimizer, i)) update(optimizer, i, lr, grad_scale);
     return LS_OK;
 }
 
@@ -169,6 +183,15 @@ int64_t lsi_optimizer_n_steps(const lsi_optimizer *optimizer) {
 
 void lsi_optimizer_set_n_steps(lsi_optimizer *optimizer, int64_t n_steps) {
     optimizer->n_steps = n_steps;
+    for (int i = 0; i < optimizer->n_params; i++) optimizer->n_updates[i] = n_steps;
+}
+
+int64_t lsi_optimizer_n_updates(const lsi_optimizer *optimizer, int i) {
+    return optimizer->n_updates[i];
+}
+
+void lsi_optimizer_set_n_updates(lsi_optimizer *optimizer, int i, int64_t n_updates) {
+    optimizer->n_updates[i] = n_updates;
 }
 
 void lsi_optimizer_moments(lsi_optimizer *optimizer, int i, float **first, float **second) {

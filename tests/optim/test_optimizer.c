@@ -1,7 +1,9 @@
-/* The optimizer over a list of parameters: flags, state, norm, bad inputs, lack of memory. */
+/* The optimizer over a list of parameters: flags, unused ones, state, norm, bad inputs, lack of
+ * memory. */
 #include "harness/harness.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -84,6 +86,101 @@ static void state_carried_over_continues_with_the_same_bits(void **state) {
     assert_ok(lsi_optimizer_step(resumed, 0.01, 1.0));
     assert_memory_equal(f.data, copy.data, sizeof f.data);
     lsi_optimizer_destroy(resumed);
+    lsi_optimizer_destroy(optimizer);
+}
+
+/* ---- parameters that some steps do not use ---- */
+
+static const lsi_optimizer_opts skipping = {0.9, 0.999, 1e-8, 0.1, .skips_unused = true};
+
+/* Which of the two parameters that are not frozen has a gradient in each step. */
+static const bool uses[][2] = {{true, true},  {true, false}, {false, false},
+                               {false, true}, {true, true},  {true, false}};
+enum { N_USES = sizeof uses / sizeof uses[0] };
+
+/* Each parameter goes its own way, as if the steps without it had never been. */
+static void unused_parameters_are_left_alone(void **state) {
+    (void)state;
+    fixture f, expected;
+    make(&f);
+    make(&expected);
+    lsi_optimizer *optimizer;
+    assert_ok(lsi_optimizer_create(f.params, N_PARAMS, &skipping, &optimizer));
+    float m[2][7] = {{0}}, v[2][7] = {{0}}, *first, *second;
+    int64_t n_updates[2] = {0};
+    for (int step = 0; step < N_USES; step++) {
+        for (int i = 0; i < 2; i++) {
+            f.params[i].grad = uses[step][i] ? f.grad[i] : NULL;
+            if (!uses[step][i]) continue;
+            ls_adamw_opts opts = {0.01, 0.9, 0.999, 1e-8, i == 0 ? 0.1 : 0.0, 0.5, ++n_updates[i]};
+            ls_adamw_update(expected.data[i], expected.grad[i], m[i], v[i], f.params[i].count,
+                            &opts);
+        }
+        assert_ok(lsi_optimizer_step(optimizer, 0.01, 0.5));
+        assert_int_equal(lsi_optimizer_n_steps(optimizer), step + 1);
+        assert_memory_equal(f.data, expected.data, sizeof f.data);
+        for (int i = 0; i < 2; i++) {
+            size_t bytes = (size_t)f.params[i].count * sizeof(float);
+            lsi_optimizer_moments(optimizer, i, &first, &second);
+            assert_memory_equal(first, m[i], bytes);
+            assert_memory_equal(second, v[i], bytes);
+            assert_int_equal(lsi_optimizer_n_updates(optimizer, i), n_updates[i]);
+        }
+    }
+    assert_int_equal(n_updates[0], 4);
+    assert_int_equal(n_updates[1], 3);
+    lsi_optimizer_destroy(optimizer);
+}
+
+static void all_parameters_unused_change_nothing_but_the_count_of_steps(void **state) {
+    (void)state;
+    fixture f, before;
+    make(&f);
+    make(&before);
+    for (int i = 0; i < N_PARAMS; i++) f.params[i].grad = NULL;
+    lsi_optimizer *optimizer;
+    assert_ok(lsi_optimizer_create(f.params, N_PARAMS, &skipping, &optimizer));
+    assert_ok(lsi_optimizer_step(optimizer, 0.01, 1.0));
+    assert_memory_equal(f.data, before.data, sizeof f.data);
+    assert_int_equal(lsi_optimizer_n_steps(optimizer), 1);
+    assert_int_equal(lsi_optimizer_n_updates(optimizer, 0), 0);
+    assert_true(lsi_optimizer_global_norm(optimizer) == 0.0);
+    lsi_optimizer_destroy(optimizer);
+}
+
+static void parameters_in_use_have_the_same_bits_with_and_without_skipping(void **state) {
+    (void)state;
+    fixture f[2];
+    for (int k = 0; k < 2; k++) {
+        lsi_optimizer *optimizer;
+        make(&f[k]);
+        assert_ok(lsi_optimizer_create(f[k].params, N_PARAMS, k ? &skipping : &usual, &optimizer));
+        for (int step = 0; step < 3; step++) assert_ok(lsi_optimizer_step(optimizer, 0.01, 0.5));
+        assert_int_equal(lsi_optimizer_n_updates(optimizer, 1), 3);
+        lsi_optimizer_destroy(optimizer);
+    }
+    assert_memory_equal(f[0].data, f[1].data, sizeof f[0].data);
+}
+
+/* A checkpoint sets the steps first and the parameters that differ afterwards. */
+static void counts_of_updates_can_be_set(void **state) {
+    (void)state;
+    fixture f, expected;
+    make(&f);
+    make(&expected);
+    lsi_optimizer *optimizer;
+    assert_ok(lsi_optimizer_create(f.params, N_PARAMS, &skipping, &optimizer));
+    lsi_optimizer_set_n_steps(optimizer, 9);
+    assert_int_equal(lsi_optimizer_n_updates(optimizer, 0), 9);
+    lsi_optimizer_set_n_updates(optimizer, 1, 4);
+    assert_int_equal(lsi_optimizer_n_steps(optimizer), 9);
+    assert_ok(lsi_optimizer_step(optimizer, 0.01, 1.0));
+    float m[2][7] = {{0}}, v[2][7] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        ls_adamw_opts opts = {0.01, 0.9, 0.999, 1e-8, i == 0 ? 0.1 : 0.0, 1.0, i == 0 ? 10 : 5};
+        ls_adamw_update(expected.data[i], expected.grad[i], m[i], v[i], f.params[i].count, &opts);
+    }
+    assert_memory_equal(f.data, expected.data, sizeof f.data);
     lsi_optimizer_destroy(optimizer);
 }
 
@@ -218,6 +315,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(step_honours_flags),
         cmocka_unit_test(state_carried_over_continues_with_the_same_bits),
+        cmocka_unit_test(unused_parameters_are_left_alone),
+        cmocka_unit_test(all_parameters_unused_change_nothing_but_the_count_of_steps),
+        cmocka_unit_test(parameters_in_use_have_the_same_bits_with_and_without_skipping),
+        cmocka_unit_test(counts_of_updates_can_be_set),
         cmocka_unit_test(norm_leaves_out_frozen_parameters),
         cmocka_unit_test(bad_options_are_all_named),
         cmocka_unit_test(bad_parameters_are_named),
