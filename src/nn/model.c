@@ -73,17 +73,22 @@ static ls_status add_padded(const char *name, int64_t count, int64_t *total) {
     return LS_OK;
 }
 
+/* shapes[n_params] is there already. */
 static void place_param(lsi_model *model, const char *name, int64_t count, int64_t offset,
                         uint32_t flags) {
+    const lsi_param_shape *shape = &model->shapes[model->n_params];
+    ls_param *param = &model->params[model->n_params];
     char *kept = model->names + model->n_name_bytes;
     memcpy(kept, name, strlen(name) + 1);
-    model->params[model->n_params] = (ls_param){
+    *param = (ls_param){
         .name = kept,
         .count = count,
         .dtype = LS_DTYPE_F32,
         .flags = flags,
         .data = model->data + offset,
+        .n_dims = shape->n_dims,
     };
+    memcpy(param->shape, shape->dims, (size_t)shape->n_dims * sizeof *shape->dims);
 }
 
 ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims, const int64_t *dims,

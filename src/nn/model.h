@@ -59,7 +59,8 @@ typedef struct lsi_model_class {
     lsi_tensor *(*forward)(lsi_model *model, lsi_tape *tape, const lsi_batch *batch);
     /* Folds the statistics of one batch into the running ones (frozen parameters); NULL: none. The
      * training loop calls it for all micro-batches of a step in their global order, on every rank
-     * alike, so running statistics do not depend on the number of ranks. */
+     * alike, so running statistics do not depend on the number of ranks. Micro-batches that share
+     * statistics over the tape's exchange count as one. */
     void (*fold_stats)(lsi_model *model, const float *stats);
     /* Units of a pass, and what each of them costs with activations of dtype. */
     int (*n_units)(const lsi_model_config *config);

@@ -56,8 +56,8 @@ lsi_tensor *lsi_op_relu(lsi_tape *tape, lsi_tensor *x);
  * filters of K x K pixels, zeros outside of the image, at each stride-th pixel. */
 lsi_tensor *lsi_op_conv2d(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, int64_t stride);
 /* (…,C) -> (…,C): (x - mean) / sqrt(var + epsilon) * weight (C) + bias (C), with mean and variance
- * of each channel over all rows. stats gets, for running statistics, C means and C unbiased
- * variances; NULL: nobody wants them. */
+ * of each channel over all rows; where the tape has an exchange, over the rows of all ranks. stats
+ * gets, for running statistics, C means and C unbiased variances; NULL: nobody wants them. */
 lsi_tensor *lsi_op_batch_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
                               float epsilon, float *stats);
 /* The same with statistics that are given, C values each. */

@@ -74,6 +74,14 @@ void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units) {
     tape->n_checkpointed = n_units;
 }
 
+void lsi_tape_set_exchange(lsi_tape *tape, lsi_exchange exchange) {
+    tape->exchange = exchange;
+}
+
+const lsi_exchange *lsi_tape_get_exchange(const lsi_tape *tape) {
+    return tape->exchange.gather ? &tape->exchange : NULL;
+}
+
 void lsi_tape_profile(lsi_tape *tape, lsi_profile *profile) {
     tape->profile = profile;
 }

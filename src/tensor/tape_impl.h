@@ -22,6 +22,7 @@ struct lsi_tape {
     int64_t unit;           /* parts of this pass begun so far */
     bool forgets;           /* the part at hand is a checkpointed unit */
     ls_event_sink sink;
+    lsi_exchange exchange; /* gather NULL: none */
     bool record;
     bool accumulate;      /* leaves made from now on add to their gradient */
     bool is_backward_run; /* since reset */

@@ -38,6 +38,12 @@
  * lsi_grad says which (`first`) and flips the mark. Parameters can be told to add from the start
  * (lsi_tape_accumulate), which is how micro-batches are summed.
  *
+ * [Note: exchange] This layer knows no other ranks. An op that needs sums over the rows of all of
+ * them (batch_norm) asks the tape's exchange, if it has one (lsi_tape_set_exchange): once in
+ * forward, and once in backward if its input needs a gradient. All ranks run the same ops on the
+ * same shapes but for the number of rows, so they make the same calls in the same order. Computing
+ * forgotten data again asks nobody: it uses what the node saved.
+ *
  * [Note: sticky errors] Ops return NULL when something is wrong (shapes, memory) and leave the
  * reason in the tape; an op that is handed NULL returns NULL. So model code reads as mathematics
  * and checks once: lsi_tape_status. */
@@ -115,6 +121,18 @@ void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units);
 void lsi_tape_profile(lsi_tape *tape, lsi_profile *profile);
 /* Who hears of gradients. Borrowed context. */
 void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink);
+/* How ops reach the other ranks, see [Note: exchange]. */
+typedef struct lsi_exchange {
+    /* all[k * count …] becomes what rank k gives, on every rank; blocks. Called by all ranks with
+     * the same count. */
+    ls_status (*gather)(void *context, const double *mine, int64_t count, double *all);
+    void *context; /* borrowed */
+    int n_ranks;   /* of which this is one */
+} lsi_exchange;
+
+/* From now on, over resets; not between forward and its backward. {0}: no other ranks (at first).
+ * With one rank results have the bits of a tape without. */
+void lsi_tape_set_exchange(lsi_tape *tape, lsi_exchange exchange);
 /* Random numbers of dropout: (seed, step, global index of the micro-batch). Each dropout call of a
  * forward pass takes the next layer number by itself. */
 void lsi_tape_seed(lsi_tape *tape, uint64_t seed, uint32_t step, uint32_t micro_batch);
@@ -185,6 +203,8 @@ ls_status lsi_tape_multiply(lsi_tape *tape, const lsi_product *product);
 void *lsi_tape_scratch(lsi_tape *tape, size_t bytes);
 void lsi_tape_release(lsi_tape *tape, void *ptr);
 bool lsi_tape_is_recording(const lsi_tape *tape);
+/* NULL: there are no other ranks. */
+const lsi_exchange *lsi_tape_get_exchange(const lsi_tape *tape);
 /* Next dropout stream of this forward pass. */
 lsi_rng_stream lsi_tape_next_stream(lsi_tape *tape);
 /* Records a copy of *node (inputs counted as used, output->needs_grad set if any input needs it).

@@ -1,6 +1,6 @@
-/* The models for images, convnet and mlp: against PyTorch, against finite differences, against
- * themselves (checkpoints, bfloat16, inference, order of statistics), their configuration, and
- * failures. Golden numbers come from golden_convnet.py. */
+/* The models for images, convnet and mlp: against PyTorch, alone and as ranks that share a batch,
+ * against finite differences, against themselves (checkpoints, bfloat16, inference, order of
+ * statistics), their configuration, and failures. Golden numbers come from golden_convnet.py. */
 #include "harness/harness.h"
 
 #include <math.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "harness/ranks.h"
 #include "nn/models/images.h"
 #include "optim/optimizer.h"
 #include "tensor/rows.h"
@@ -170,37 +171,53 @@ typedef struct fixture {
     float *stats;
 } fixture;
 
+static ls_status open_fixture(const lsi_model_class *class, const lsi_model_config *config,
+                              fixture *f) {
+    LSI_TRY(lsi_model_create(class, config, &f->model));
+    lsi_model_init(f->model, 1);
+    const ls_param *last = &f->model->params[f->model->n_params - 1];
+    size_t n = (size_t)((const float *)last->data + last->count - f->model->data);
+    f->grads = calloc(n, sizeof *f->grads);
+    f->stats = calloc((size_t)f->model->n_stats + 1, sizeof *f->stats);
+    for (int i = 0; i < f->model->n_params; i++) {
+        ls_param *param = &f->model->params[i];
+        if (param->flags & LS_PARAM_FROZEN) continue;
+        param->grad = f->grads + ((const float *)param->data - f->model->data);
+    }
+    LSI_TRY(lsi_arena_create(ARENA_BYTES, &f->arena));
+    return lsi_tape_create(f->arena, &f->tape);
+}
+
 static fixture make(const lsi_model_class *class, const lsi_model_config *config) {
     fixture f;
-    assert_ok(lsi_model_create(class, config, &f.model));
-    lsi_model_init(f.model, 1);
-    const ls_param *last = &f.model->params[f.model->n_params - 1];
-    size_t n = (size_t)((const float *)last->data + last->count - f.model->data);
-    f.grads = calloc(n, sizeof *f.grads);
-    f.stats = calloc((size_t)f.model->n_stats + 1, sizeof *f.stats);
-    for (int i = 0; i < f.model->n_params; i++) {
-        ls_param *param = &f.model->params[i];
-        if (param->flags & LS_PARAM_FROZEN) continue;
-        param->grad = f.grads + ((const float *)param->data - f.model->data);
-    }
-    assert_ok(lsi_arena_create(ARENA_BYTES, &f.arena));
-    assert_ok(lsi_tape_create(f.arena, &f.tape));
+    assert_ok(open_fixture(class, config, &f));
     return f;
 }
 
-static fixture make_golden(const golden_model *golden) {
+static lsi_model_config config_of(const golden_model *golden) {
     lsi_model_config config = tiny;
     config.n_embd = golden->width;
+    return config;
+}
+
+static fixture make_golden(const golden_model *golden) {
+    lsi_model_config config = config_of(golden);
     return make(golden->class, &config);
 }
 
-static void drop(fixture *f) {
+/* Bytes of the arena that are lost. */
+static size_t close_fixture(fixture *f) {
     lsi_tape_destroy(f->tape);
-    assert_int_equal(lsi_arena_used_bytes(f->arena), 0);
+    size_t lost_bytes = lsi_arena_used_bytes(f->arena);
     lsi_arena_destroy(f->arena);
     lsi_model_destroy(f->model);
     free(f->grads);
     free(f->stats);
+    return lost_bytes;
+}
+
+static void drop(fixture *f) {
+    assert_int_equal(close_fixture(f), 0);
 }
 
 /* Counted from the start of each test, so that one failed test does not fail the rest. */
@@ -251,12 +268,17 @@ static lsi_batch golden_batch(images *im, fixture *f) {
                        .stats = f->model->n_stats ? f->stats : NULL};
 }
 
-static double forward_backward(fixture *f, const lsi_batch *batch) {
+static ls_status pass(fixture *f, const lsi_batch *batch, double *value) {
     lsi_tape_reset(f->tape, true);
     lsi_tensor *loss = f->model->class->forward(f->model, f->tape, batch);
-    assert_ok(lsi_tape_status(f->tape));
-    double value = (double)*(float *)loss->data;
-    assert_ok(lsi_tape_backward(f->tape, loss));
+    LSI_TRY(lsi_tape_status(f->tape));
+    *value = (double)*(float *)loss->data;
+    return lsi_tape_backward(f->tape, loss);
+}
+
+static double forward_backward(fixture *f, const lsi_batch *batch) {
+    double value = 0.0;
+    assert_ok(pass(f, batch, &value));
     return value;
 }
 
@@ -288,13 +310,27 @@ static double norm_of(const float *values, int64_t n) {
 
 /* ---- PyTorch ---- */
 
-static void assert_row(const golden_row *row, const ls_param *param) {
+static ls_status check_near(const char *what, double found, double expected, double bound) {
+    if (fabs(found - expected) <= bound) return LS_OK;
+    return lsi_fail(LS_ERR_NUMERIC, "%s: found %.9g, expected %.9g within %.3g", what, found,
+                    expected, bound);
+}
+
+static ls_status check_row(const golden_row *row, const ls_param *param) {
     const float *values = param->flags & LS_PARAM_FROZEN ? param->data : param->grad;
     double wave = 0.0, bound = 1e-5 * row->norm + 2e-6;
     for (int64_t k = 0; k < param->count; k++) wave += (double)values[k] * sin((double)(k + 1));
-    assert_string_equal(param->name, row->name);
-    assert_near(param->name, norm_of(values, param->count), row->norm, bound);
-    assert_near(param->name, wave, row->wave, bound * sqrt((double)param->count));
+    RANK_CHECK(strcmp(param->name, row->name) == 0, "found %s", param->name);
+    LSI_TRY(check_near(param->name, norm_of(values, param->count), row->norm, bound));
+    return check_near(param->name, wave, row->wave, bound * sqrt((double)param->count));
+}
+
+static ls_status check_golden(const golden_model *golden, const lsi_model *model, double loss) {
+    LSI_TRY(check_near("loss", loss, golden->loss, 2e-6 * golden->loss));
+    RANK_CHECK(model->n_params == golden->n_rows, "%d parameters", model->n_params);
+    for (int i = 0; i < golden->n_rows; i++)
+        LSI_TRY(check_row(&golden->rows[i], &model->params[i]));
+    return LS_OK;
 }
 
 static void loss_gradients_and_statistics_equal_pytorch(void **state) {
@@ -305,13 +341,59 @@ static void loss_gradients_and_statistics_equal_pytorch(void **state) {
         lsi_batch batch = golden_batch(&im, &f);
         set_golden_weights(f.model);
         double loss = forward_backward(&f, &batch);
-        assert_near("loss", loss, models[m].loss, 2e-6 * models[m].loss);
         fold(&f);
-        assert_int_equal(f.model->n_params, models[m].n_rows);
-        for (int i = 0; i < models[m].n_rows; i++)
-            assert_row(&models[m].rows[i], &f.model->params[i]);
+        assert_ok(check_golden(&models[m], f.model, loss));
         drop(&f);
     }
+}
+
+/* ---- ranks that share the batch and its statistics: the same numbers of PyTorch ---- */
+
+static ls_status gather(void *group, const double *mine, int64_t count, double *all) {
+    return ls_all_gather(group, mine, all, count, LS_DTYPE_F64, NULL);
+}
+
+/* A rank's images of the batch. Which rank has none with a target does not matter. */
+static lsi_batch share_of(const lsi_batch *batch, int rank, int n_ranks) {
+    lsi_batch share = *batch;
+    int64_t first = B * rank / n_ranks;
+    share.n_batch = B * (rank + 1) / n_ranks - first;
+    share.images += first * (N_PIXELS / B);
+    share.targets += first;
+    return share;
+}
+
+/* Loss and gradients are sums over ranks; running statistics are folded once, on each rank. */
+static ls_status share_golden_batch(ls_group *group, void *context) {
+    const golden_model *golden = context;
+    int rank = ls_group_rank(group), n_ranks = ls_group_world_size(group);
+    lsi_model_config config = config_of(golden);
+    images im;
+    fixture f;
+    double loss;
+    LSI_TRY(open_fixture(golden->class, &config, &f));
+    lsi_batch batch = golden_batch(&im, &f), share = share_of(&batch, rank, n_ranks);
+    set_golden_weights(f.model);
+    lsi_tape_set_exchange(f.tape, (lsi_exchange){gather, group, n_ranks});
+    LSI_TRY(pass(&f, &share, &loss));
+    fold(&f);
+    LSI_TRY(ls_all_reduce(group, &loss, &loss, 1, LS_DTYPE_F64, LS_OP_SUM, 1.0, NULL));
+    for (int i = 0; i < f.model->n_params; i++) {
+        const ls_param *param = &f.model->params[i];
+        if (param->flags & LS_PARAM_FROZEN) continue;
+        LSI_TRY(ls_all_reduce(group, param->grad, param->grad, param->count, LS_DTYPE_F32,
+                              LS_OP_SUM, 1.0, NULL));
+    }
+    LSI_TRY(check_golden(golden, f.model, loss));
+    RANK_CHECK(close_fixture(&f) == 0, "memory of the arena is lost");
+    return LS_OK;
+}
+
+static void ranks_with_shared_statistics_equal_pytorch(void **state) {
+    (void)state;
+    for (const int *n = rank_counts; *n && *n <= B; n++)
+        for (int mode = 0; mode < N_RANK_MODES; mode++)
+            assert_ok(run_ranks((rank_mode)mode, *n, share_golden_batch, (void *)&models[0]));
 }
 
 static void inference_equals_pytorch(void **state) {
@@ -814,6 +896,7 @@ static void arenas_too_small_fail_cleanly(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         LEAK_TEST(loss_gradients_and_statistics_equal_pytorch),
+        LEAK_TEST(ranks_with_shared_statistics_equal_pytorch),
         LEAK_TEST(inference_equals_pytorch),
         LEAK_TEST(ten_steps_of_training_equal_pytorch),
         LEAK_TEST(gradients_equal_finite_differences),

@@ -112,6 +112,49 @@ static void parameters_carry_the_names_and_shapes_of_the_files(void **state) {
     lsi_model_destroy(model);
 }
 
+/* Classes leave alone what is not theirs. */
+static const lsi_model_config any = {
+    .n_layer = 2,
+    .n_head = 2,
+    .n_embd = 12,
+    .seq_len = 7,
+    .vocab_size = 11,
+    .norm_epsilon = 1e-5,
+    .n_kv_head = 1,
+    .n_inner = 8,
+    .rope_theta = 1e4,
+};
+static const lsi_model_config any_of_images = {
+    .n_layer = 1,
+    .n_embd = 4,
+    .norm_epsilon = 1e-5,
+    .height = 5,
+    .width = 6,
+    .n_channels = 2,
+    .n_classes = 3,
+};
+
+/* What strategies see of a model says the same as what the tape sees. */
+static void parameters_say_their_shapes(void **state) {
+    (void)state;
+    for (int m = 0; lsi_model_classes[m]; m++) {
+        const lsi_model_class *class = lsi_model_classes[m];
+        lsi_model *model;
+        assert_ok(lsi_model_create(class, class->takes_images ? &any_of_images : &any, &model));
+        for (int i = 0; i < model->n_params; i++) {
+            const ls_param *param = &model->params[i];
+            int64_t count = 1;
+            assert_int_equal(param->n_dims, model->shapes[i].n_dims);
+            for (int d = 0; d < param->n_dims; d++) {
+                assert_int_equal(param->shape[d], model->shapes[i].dims[d]);
+                count *= param->shape[d];
+            }
+            assert_int_equal(count, param->count);
+        }
+        lsi_model_destroy(model);
+    }
+}
+
 static void parameters_lie_apart_in_one_aligned_block(void **state) {
     (void)state;
     lsi_model_config config = tiny;
@@ -263,6 +306,7 @@ int main(void) {
         cmocka_unit_test(unknown_models_list_the_known_ones),
         cmocka_unit_test(gpt2_124m_has_the_known_number_of_parameters),
         cmocka_unit_test(parameters_carry_the_names_and_shapes_of_the_files),
+        cmocka_unit_test(parameters_say_their_shapes),
         cmocka_unit_test(parameters_lie_apart_in_one_aligned_block),
         cmocka_unit_test(initial_values_have_gpt2s_distribution),
         cmocka_unit_test(same_seed_gives_the_same_bits_and_another_seed_others),

@@ -9,7 +9,18 @@
  * Ioffe, Szegedy: "Batch normalization", ICML 2015. y uses the variance over rows; what is handed
  * out for running statistics is the unbiased one, as PyTorch has it.
  *
- * Saved: mean and r of each channel; backward reads x and w.
+ * [Note: synchronised] Where the tape has an exchange, "the rows of this batch" are those of all
+ * ranks, N of them. The loss is then the sum of the ranks' losses, and through mean and var each
+ * of them depends on the x of all ranks. Differentiating the sum gives the same formula with sums
+ * over all N rows:
+ *
+ *   dx = w r (dy - DB / N - z DW / N)   DB, DW: db and dw added up over ranks
+ *
+ * w and b exist once a rank: dw and db stay sums over this rank's rows, which the strategy adds up
+ * like all gradients of parameters. Sent in forward: rows, sums and squares of each channel; in
+ * backward: db and dw, in double, and only if x needs a gradient.
+ *
+ * Saved: mean and r of each channel, those of all ranks, and N; backward reads x and w.
  *
  * [Note: wide rows] Channels are few, so several rows are taken as one of `wide` columns, about
  * WIDE, and each of these columns has an accumulator. Rows come in chunks of a fixed number, which
@@ -23,6 +34,7 @@
 #include "tensor/gemm.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
+#include "tensor/op/batch_norm_ranks.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
 #include "tensor/threads.h"
@@ -39,7 +51,8 @@ typedef struct norm {
     int64_t chunk_rows; /* of x */
     int64_t n_chunks;
     float *stats; /* mean (C), r (C) */
-    float *memory;
+    double *sums; /* moments of all channels; in backward sums of dy (C) and of dy z (C) */
+    void *memory;
     float *mean, *scale, *shift, *slope; /* wide rows, what each is: see the functions */
     float *chunks;                       /* two rows of C for each chunk */
     float *rooms;                        /* per worker ROOM_ROWS wide rows */
@@ -47,6 +60,9 @@ typedef struct norm {
 } norm;
 
 enum { ROOM_ROWS = 4 };
+
+/* Numbers of a node: whether the statistics were given, and else over how many rows they are. */
+enum { IS_FIXED, ALL_ROWS };
 
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -68,15 +84,17 @@ static bool begin(norm *nm, lsi_tape *tape, const lsi_node *node) {
     nm->n_chunks = (nm->rows + nm->chunk_rows - 1) / nm->chunk_rows;
     int64_t n_rooms = ROOM_ROWS * lsi_compute_threads();
     int64_t n_floats = (4 + n_rooms) * nm->wide + nm->n_chunks * 2 * n;
-    float *memory = lsi_tape_scratch(tape, (size_t)n_floats * sizeof *memory);
-    if (!memory) return false;
-    nm->mean = memory;
-    nm->scale = memory + nm->wide;
-    nm->shift = memory + 2 * nm->wide;
-    nm->slope = memory + 3 * nm->wide;
-    nm->rooms = memory + 4 * nm->wide;
+    size_t sums_bytes = (size_t)lsi_moments_count(n) * sizeof *nm->sums;
+    nm->memory = lsi_tape_scratch(tape, sums_bytes + (size_t)n_floats * sizeof(float));
+    if (!nm->memory) return false;
+    nm->sums = nm->memory;
+    float *floats = (float *)(nm->sums + lsi_moments_count(n));
+    nm->mean = floats;
+    nm->scale = floats + nm->wide;
+    nm->shift = floats + 2 * nm->wide;
+    nm->slope = floats + 3 * nm->wide;
+    nm->rooms = floats + 4 * nm->wide;
     nm->chunks = nm->rooms + n_rooms * nm->wide;
-    nm->memory = memory;
     return true;
 }
 
@@ -153,32 +171,42 @@ static void measure_range(void *context, int64_t begin_chunk, int64_t end_chunk,
     }
 }
 
-/* Mean and sum of squares about it of channel c, from those of the chunks. */
-static void combine(const norm *nm, int64_t c, double *mean, double *squares) {
-    double sum = 0.0;
+/* Sum of channel c, and sum of squares about its mean, from those of the chunks. */
+static void combine(const norm *nm, int64_t c, double *sum, double *squares) {
+    *sum = *squares = 0.0;
     for (int64_t k = 0; k < nm->n_chunks; k++)
-        sum += (double)rows_of_chunk(nm, k) * (double)nm->chunks[k * 2 * nm->columns + c];
-    *mean = sum / (double)nm->rows;
-    *squares = 0.0;
+        *sum += (double)rows_of_chunk(nm, k) * (double)nm->chunks[k * 2 * nm->columns + c];
+    double mean = *sum / (double)nm->rows;
     for (int64_t k = 0; k < nm->n_chunks; k++) {
         const float *chunk = nm->chunks + k * 2 * nm->columns;
-        double off = (double)chunk[c] - *mean;
+        double off = (double)chunk[c] - mean;
         *squares += (double)chunk[nm->columns + c] + (double)rows_of_chunk(nm, k) * off * off;
     }
 }
 
+/* Fills nm->sums with the moments of all ranks' rows. */
+static ls_status measure(norm *nm) {
+    int64_t n = nm->columns;
+    lsi_for_ranges(nm->n_chunks, lsi_grain(2 * nm->chunk_rows * n), measure_range, nm);
+    nm->sums[0] = (double)nm->rows;
+    for (int64_t c = 0; c < n; c++) combine(nm, c, &nm->sums[1 + c], &nm->sums[1 + n + c]);
+    LSI_TRY(lsi_moments_of_ranks(nm->tape, n, nm->sums));
+    if (nm->sums[0] >= 2.0) return LS_OK;
+    return lsi_fail(LS_ERR_ARGUMENT, "batch_norm: expected at least 2 values of each channel, "
+                                     "found one; use a larger micro-batch");
+}
+
 /* Fills the saved mean and r, and, where somebody wants them, the statistics handed out. */
-static void measure(norm *nm, float epsilon, float *handed_out) {
-    lsi_for_ranges(nm->n_chunks, lsi_grain(2 * nm->chunk_rows * nm->columns), measure_range, nm);
-    for (int64_t c = 0; c < nm->columns; c++) {
-        double mean, squares;
-        combine(nm, c, &mean, &squares);
+static void set_stats(norm *nm, float epsilon, float *handed_out) {
+    int64_t n = nm->columns;
+    double rows = nm->sums[0];
+    for (int64_t c = 0; c < n; c++) {
+        double mean = nm->sums[1 + c] / rows, squares = nm->sums[1 + n + c];
         nm->stats[c] = (float)mean;
-        nm->stats[nm->columns + c] =
-            (float)(1.0 / sqrt(squares / (double)nm->rows + (double)epsilon));
+        nm->stats[n + c] = (float)(1.0 / sqrt(squares / rows + (double)epsilon));
         if (!handed_out) continue;
         handed_out[c] = (float)mean;
-        handed_out[nm->columns + c] = (float)(squares / (double)(nm->rows - 1));
+        handed_out[n + c] = (float)(squares / (rows - 1.0));
     }
 }
 
@@ -275,8 +303,8 @@ static void backward_range(void *context, int64_t begin_chunk, int64_t end_chunk
     }
 }
 
-/* The sums of dy and dy z over all rows: gradients of bias and weight, and what dx takes off. */
-static void add_chunks(norm *nm, float *dw, bool first_w, float *db, bool first_b, bool is_fixed) {
+/* The sums of dy and dy z over this rank's rows: gradients of bias and weight. */
+static void add_chunks(norm *nm, float *dw, bool first_w, float *db, bool first_b) {
     for (int64_t c = 0; c < nm->columns; c++) {
         double sum = 0.0, sum_z = 0.0;
         for (int64_t k = 0; k < nm->n_chunks; k++) {
@@ -285,33 +313,56 @@ static void add_chunks(norm *nm, float *dw, bool first_w, float *db, bool first_
         }
         if (dw) lsi_contribute(dw + c, (float)sum_z, first_w);
         if (db) lsi_contribute(db + c, (float)sum, first_b);
-        double share = is_fixed ? 0.0 : 1.0 / (double)nm->rows;
-        nm->shift[c] = (float)(sum * share);
-        nm->slope[c] = (float)(sum_z * share * (double)nm->stats[nm->columns + c]);
+        nm->sums[c] = sum;
+        nm->sums[nm->columns + c] = sum_z;
     }
 }
 
-/* number[0]: the statistics were given. */
+/* What dx takes off, of the sums over all rows; nothing where statistics were given. */
+static ls_status set_slope(norm *nm, const lsi_node *node) {
+    bool is_fixed = node->number[IS_FIXED] != 0;
+    if (!is_fixed) LSI_TRY(lsi_sums_of_ranks(nm->tape, 2 * nm->columns, nm->sums));
+    double share = is_fixed ? 0.0 : 1.0 / (double)node->number[ALL_ROWS];
+    for (int64_t c = 0; c < nm->columns; c++) {
+        double r = (double)nm->stats[nm->columns + c];
+        nm->shift[c] = (float)(nm->sums[c] * share);
+        nm->slope[c] = (float)(nm->sums[nm->columns + c] * share * r);
+    }
+    widen(nm, nm->shift);
+    widen(nm, nm->slope);
+    return LS_OK;
+}
+
+static void param_grads(norm *nm, lsi_node *node) {
+    bool first_w = false, first_b = false;
+    float *dw = lsi_grad(nm->tape, node->input[1], &first_w);
+    float *db = lsi_grad(nm->tape, node->input[2], &first_b);
+    set_scale(nm, node->input[1]);
+    memcpy(nm->slope, nm->stats + nm->columns, (size_t)nm->columns * sizeof *nm->slope);
+    widen(nm, nm->slope);
+    lsi_for_ranges(nm->n_chunks, lsi_grain(2 * nm->chunk_rows * nm->columns), grad_range, nm);
+    add_chunks(nm, dw, first_w, db, first_b);
+}
+
+/* Comes last: dx may overwrite dy. */
+static ls_status input_grad(norm *nm, lsi_node *node) {
+    if (!node->input[0]->needs_grad) return LS_OK;
+    LSI_TRY(set_slope(nm, node));
+    nm->out = lsi_grad_inherit(nm->tape, node, node->input[0], &nm->first);
+    if (nm->out)
+        lsi_for_ranges(nm->n_chunks, lsi_grain(2 * nm->chunk_rows * nm->columns), backward_range,
+                       nm);
+    return lsi_tape_status(nm->tape);
+}
+
 static ls_status batch_norm_backward(lsi_tape *tape, lsi_node *node) {
     norm nm;
     if (!begin(&nm, tape, node)) return lsi_tape_status(tape);
-    bool first_w = false, first_b = false;
     nm.dy = node->output->grad;
-    float *dw = lsi_grad(tape, node->input[1], &first_w);
-    float *db = lsi_grad(tape, node->input[2], &first_b);
-    set_scale(&nm, node->input[1]);
-    memcpy(nm.slope, nm.stats + nm.columns, (size_t)nm.columns * sizeof *nm.slope);
-    widen(&nm, nm.slope);
-    lsi_for_ranges(nm.n_chunks, lsi_grain(2 * nm.chunk_rows * nm.columns), grad_range, &nm);
-    add_chunks(&nm, dw, first_w, db, first_b, node->number[0] != 0);
-    widen(&nm, nm.shift);
-    widen(&nm, nm.slope);
-    /* last: dx may overwrite dy */
-    nm.out = lsi_grad_inherit(tape, node, node->input[0], &nm.first);
-    if (nm.out)
-        lsi_for_ranges(nm.n_chunks, lsi_grain(2 * nm.chunk_rows * nm.columns), backward_range, &nm);
+    param_grads(&nm, node);
+    ls_status status = input_grad(&nm, node);
     end(&nm);
-    return lsi_tape_status(tape);
+    return status == LS_OK ? lsi_tape_status(tape) : status;
 }
 
 /* ---- the ops ---- */
@@ -358,17 +409,20 @@ lsi_tensor *lsi_op_batch_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                               float epsilon, float *stats) {
     norm nm;
     if (!fits(tape, "batch_norm", x, weight, bias, epsilon)) return NULL;
-    if (lsi_tensor_rows(x) < 2)
-        return lsi_tape_fail(tape, LS_ERR_ARGUMENT,
-                             "batch_norm: expected at least 2 values of each channel, found one; "
-                             "use a larger micro-batch");
     lsi_node node = new_node(tape, "batch_norm", x, weight, bias);
     if (!node.output) return NULL;
     if (!begin(&nm, tape, &node)) {
         lsi_tape_release(tape, node.saved[0]);
         return NULL;
     }
-    measure(&nm, epsilon, stats);
+    ls_status status = measure(&nm);
+    if (status != LS_OK) {
+        end(&nm);
+        lsi_tape_release(tape, node.saved[0]);
+        return lsi_tape_fail_with(tape, status);
+    }
+    set_stats(&nm, epsilon, stats);
+    node.number[ALL_ROWS] = (int64_t)nm.sums[0];
     return finish(tape, &nm, &node);
 }
 
@@ -379,7 +433,7 @@ lsi_tensor *lsi_op_batch_norm_fixed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *w
     if (!fits(tape, "batch_norm_fixed", x, weight, bias, epsilon)) return NULL;
     lsi_node node = new_node(tape, "batch_norm_fixed", x, weight, bias);
     if (!node.output) return NULL;
-    node.number[0] = 1;
+    node.number[IS_FIXED] = 1;
     float *kept = node.saved[0];
     int64_t n = lsi_tensor_columns(x);
     memcpy(kept, mean, (size_t)n * sizeof *kept);
