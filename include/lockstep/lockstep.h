@@ -5,6 +5,7 @@
 #include <lockstep/dtype.h>
 #include <lockstep/event.h>
 #include <lockstep/group.h>
+#include <lockstep/hook.h>
 #include <lockstep/optim.h>
 #include <lockstep/parallel.h>
 #include <lockstep/param.h>

@@ -18,7 +18,7 @@
  *         optimizer step
  *
  * Only the last micro-batch of a step communicates. All calls are made by all ranks in the same
- * order, one thread at a time. */
+ * order, one thread at a time. docs/ddp.md is the guide. */
 #ifndef LOCKSTEP_PARALLEL_H
 #define LOCKSTEP_PARALLEL_H
 
@@ -26,6 +26,7 @@
 
 #include <lockstep/event.h>
 #include <lockstep/group.h>
+#include <lockstep/hook.h>
 #include <lockstep/param.h>
 
 #ifdef __cplusplus
@@ -34,6 +35,34 @@ extern "C" {
 
 typedef struct ls_ddp ls_ddp;
 
+/* What a sum over ranks and micro-batches is divided by. */
+typedef enum ls_average {
+    LS_AVERAGE_MEAN = 0,    /* the micro-batches of all ranks */
+    LS_AVERAGE_RANKS = 1,   /* the ranks: the micro-batches of a rank are added, as PyTorch does */
+    LS_AVERAGE_SUM = 2,     /* nothing */
+    LS_AVERAGE_WEIGHTS = 3, /* the weights of all micro-batches, see ls_ddp_weigh: gradients of sums
+                               over tokens become those of the mean over all tokens */
+    LS_AVERAGE_MEANS = 4,   /* each rank's sum by the weights of its own micro-batches, and these by
+                               the ranks: what loops do whose loss is a mean. Tokens of ranks with
+                               few of them count more. Not with a hook */
+} ls_average;
+
+/* What happens when ranks run out of data at different times. */
+typedef enum ls_join {
+    LS_JOIN_NONE = 0,  /* not foreseen: the others wait for the rank and get an error */
+    LS_JOIN_LIVE = 1,  /* a rank without data goes on with gradients of zero; means are over the
+                          ranks that have data */
+    LS_JOIN_WORLD = 2, /* the same, but means are over all ranks */
+    LS_JOIN_STOP = 3,  /* all end with the first one that has none */
+} ls_join;
+
+/* What to do about gradients that are not finite. */
+typedef enum ls_nonfinite {
+    LS_NONFINITE_IGNORE = 0, /* nothing is looked at */
+    LS_NONFINITE_STOP = 1,   /* ls_ddp_finish_step fails on all ranks */
+    LS_NONFINITE_SKIP = 2,   /* ls_ddp_step_is_skipped says 1 on all ranks */
+} ls_nonfinite;
+
 typedef struct ls_ddp_opts {
     uint32_t struct_size;   /* sizeof(ls_ddp_opts) */
     double bucket_cap_mb;   /* MiB of a bucket, >= 0; 0: 25 */
@@ -41,26 +70,65 @@ typedef struct ls_ddp_opts {
     int reproducible;       /* add micro-batches pairwise in a fixed tree instead of in place, so
                                that sums do not depend on how many ranks share them; costs
                                log2(micro-batches of a rank) + 1 more copies of the gradients */
+    int average;            /* LS_AVERAGE_…, where ls_ddp_begin_step is given no factor */
+    int find_unused_parameters; /* parameters may get no gradient, see ls_ddp_end_backward */
+    int static_graph;  /* the same ones are unused on a rank in every step: learned in the first one,
+                          a change is an error; buckets need not wait for the end of backward */
+    int keep_buckets;  /* do not rebuild buckets after the first step in the order in which rank 0's
+                          gradients became ready */
+    int no_overlap;    /* communicate after the backward pass, not during it */
+    int join;          /* LS_JOIN_… */
+    int nonfinite;     /* LS_NONFINITE_…; costs a pass over the gradients */
+    const ls_comm_hook *hook; /* borrowed, outlives ddp; NULL: all-reduce */
+    /* State that is not trained (running statistics): rank 0's is broadcast at create and, with
+     * broadcast_buffers, at the beginning of each step. Borrowed; grad is not used. */
+    ls_param *buffers;
+    int n_buffers;
+    int broadcast_buffers;
 } ls_ddp_opts;
 
 #define LS_DDP_OPTS_INIT                                                                           \
-    { sizeof(ls_ddp_opts), 0, 0, 0 }
+    { sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Collective, blocks. Compares names, sizes and order of the parameters over ranks (a difference
- * is LS_ERR_MISMATCH and names the rank and the first parameter that differs), broadcasts rank 0's
- * values, allocates buckets in shared memory (zeroed, as many bytes as the parameters that are not
- * frozen) and sets params[i].grad. Buckets are filled in reverse order of the parameters, the order
- * in which backward usually makes them ready. params is borrowed and must outlive *ddp, as must
- * the group. opts may be NULL. */
+/* Collective, blocks. Compares names, sizes, shapes, types, flags and order of the parameters over
+ * ranks (a difference is LS_ERR_MISMATCH and names the rank and the first parameter that differs),
+ * and the options, broadcasts rank 0's values and buffers, allocates buckets in shared memory
+ * (zeroed, as many bytes as the gradients of parameters that are not frozen) and sets
+ * params[i].grad. Buckets are filled in reverse order of the parameters, the order in which
+ * backward usually makes them ready, those of each type apart. Two parameters with the same name,
+ * or with memory in common (tied ones: describe them once, ready after the last use) are
+ * LS_ERR_ARGUMENT. params is borrowed and must outlive *ddp, as must the group. opts may be NULL. */
 LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params,
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
 /* Local; sets params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
  * in flight their memory stays with the group, because peers may still be adding to it. */
 LS_API void ls_ddp_destroy(ls_ddp *ddp);
 
-/* Local. n_micro_batches: of this rank in this step, >= 1. scale: factor of the summed gradients,
- * 0 means 1 / (world size * n_micro_batches); finite, the same on all ranks. */
+/* ---- a step ---- */
+
+/* The backward passes that ls_ddp_begin_no_sync does not cover say which one is the last. */
+enum { LS_MICRO_BATCHES_BY_SCOPE = -1 };
+
+/* n_micro_batches: of this rank in this step, >= 1, or LS_MICRO_BATCHES_BY_SCOPE. scale: factor of
+ * the summed gradients, 0: as opts.average says; finite, the same on all ranks.
+ * Local, but for: the second step, which may rebuild buckets (one broadcast); join; buffers that
+ * are broadcast. params[i].grad may move in the second step.
+ *
+ * With join, the call is collective and blocks; n_micro_batches 0 says that this rank has no data
+ * for the step. Afterwards ls_ddp_n_live is the number of ranks that have. 0: the end, no step was
+ * begun. A rank without data calls ls_ddp_finish_step at once and then makes the same optimizer
+ * step as the others. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_step(ls_ddp *ddp, int64_t n_micro_batches, double scale);
+/* Ranks that have data in this step; without join the world size. Local. */
+LS_API int ls_ddp_n_live(const ls_ddp *ddp);
+/* Backward passes begun between these only accumulate; the next one outside exchanges the whole
+ * step's gradients and is the step's last. It does not matter whether the forward pass is inside.
+ * Where the step was begun with a number, scopes must agree with it. Local. */
+LS_API LS_CHECKED ls_status ls_ddp_begin_no_sync(ls_ddp *ddp);
+LS_API LS_CHECKED ls_status ls_ddp_end_no_sync(ls_ddp *ddp);
+/* With LS_AVERAGE_WEIGHTS and LS_AVERAGE_MEANS, before each backward pass: the weight (>= 0) of the micro-batch, for
+ * example the number of its tokens that have a target. Local. */
+LS_API LS_CHECKED ls_status ls_ddp_weigh(ls_ddp *ddp, double weight);
 /* Local: the next micro-batch's backward pass begins. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_backward(ls_ddp *ddp);
 /* Whether gradients of this micro-batch must be added to params[i].grad (1) or overwrite it (0). */
@@ -69,18 +137,60 @@ LS_API int ls_ddp_accumulates(const ls_ddp *ddp);
  * of parameter `index` is complete for this micro-batch. On the last micro-batch it may start
  * communication. Twice for one parameter is LS_ERR_STATE. */
 LS_API LS_CHECKED ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index);
-/* Local: the backward pass is over. LS_ERR_STATE names every parameter that got no gradient. */
+/* Local. With find_unused_parameters or static_graph: the parameter takes no part in this
+ * micro-batch's loss. Saying so early lets its bucket go; parameters that nothing was said about
+ * are taken as unused at the end. */
+LS_API LS_CHECKED ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index);
+/* Local: the backward pass is over. Every parameter must have got a gradient in every micro-batch;
+ * otherwise all ranks get LS_ERR_STATE in the step's last call of it (on ranks where nothing is
+ * missing, in ls_ddp_finish_step), which names every such parameter and the ranks.
+ *
+ * With find_unused_parameters or static_graph none need: one that some ranks used gets the average,
+ * with zeros from the others; one that no rank used in the step has no gradient after
+ * ls_ddp_finish_step (params[i].grad is NULL until the next step), and the optimizer must leave it
+ * and its moments alone. */
 LS_API LS_CHECKED ls_status ls_ddp_end_backward(ls_ddp *ddp);
-/* Collective, blocks until the averaged gradients are in params[i].grad. */
+/* Collective, blocks until the averaged gradients are in params[i].grad. LS_ERR_NUMERIC with
+ * LS_NONFINITE_STOP names rank, bucket and parameter. */
 LS_API LS_CHECKED ls_status ls_ddp_finish_step(ls_ddp *ddp);
+/* 1: a gradient of the last step is not finite, on all ranks alike (LS_NONFINITE_SKIP): make no
+ * optimizer step. ls_ddp_skip_reason says which, valid until the next step. Local. */
+LS_API int ls_ddp_step_is_skipped(const ls_ddp *ddp);
+LS_API const char *ls_ddp_skip_reason(const ls_ddp *ddp);
+/* Between steps, on all ranks alike: another LS_NONFINITE_… from now on. A loop that finds a norm
+ * that is not finite can make the step again with LS_NONFINITE_STOP to learn where it comes from,
+ * and need not pay for looking in every step. Local. */
+LS_API LS_CHECKED ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite);
+/* Between steps: the norm of the averaged gradients, each parameter counted once: the root of the
+ * sums of squares of the parameters added in their order (ls_sum_squares; F64 in the same order),
+ * which every rank finds alike. Local. */
+LS_API LS_CHECKED ls_status ls_ddp_grad_norm(const ls_ddp *ddp, double *norm);
+/* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first
+ * parameter that differs and the ranks that differ from rank 0. Collective, blocks; reads every
+ * parameter once and sends 8 bytes. */
+LS_API LS_CHECKED ls_status ls_ddp_check_weights(ls_ddp *ddp);
 
 /* Feeds events to the calls above: GRAD_READY, END_OF_BACKWARD, PROGRESS (other events do nothing).
  * The sink is valid as long as ddp. */
 LS_API ls_event_sink ls_ddp_sink(ls_ddp *ddp);
 
-/* Buckets and where they are, for reports: number, elements of one. */
+/* ---- for reports; local ---- */
+
 LS_API int ls_ddp_n_buckets(const ls_ddp *ddp);
+/* Elements of a bucket. */
 LS_API int64_t ls_ddp_bucket_count(const ls_ddp *ddp, int bucket);
+
+/* A bucket in the last step on this rank; times are since the last backward pass began. */
+typedef struct ls_bucket_info {
+    int64_t count; /* elements, padding included */
+    int64_t bytes;
+    ls_dtype dtype;
+    int n_params, first_param; /* the parameter that lies first in it */
+    double ready_ms;           /* the last gradient was ready */
+    double posted_ms;          /* communication was asked for */
+    double done_ms;            /* it was seen to be over */
+} ls_bucket_info;
+LS_API LS_CHECKED ls_status ls_ddp_get_bucket(const ls_ddp *ddp, int bucket, ls_bucket_info *info);
 
 #ifdef __cplusplus
 }

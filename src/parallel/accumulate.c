@@ -5,8 +5,8 @@
 
 #include "base/mem.h"
 
-void lsi_accumulator_init(lsi_accumulator *a, int64_t count) {
-    *a = (lsi_accumulator){.count = count};
+void lsi_accumulator_init(lsi_accumulator *a, int64_t bytes) {
+    *a = (lsi_accumulator){.bytes = bytes};
 }
 
 void lsi_accumulator_fini(lsi_accumulator *a) {
@@ -18,8 +18,21 @@ void lsi_accumulator_clear(lsi_accumulator *a) {
     a->depth = 0;
 }
 
-static void add_left(float *restrict right, const float *restrict left, int64_t count) {
+static void add_left_f32(float *restrict right, const float *restrict left, int64_t count) {
     for (int64_t i = 0; i < count; i++) right[i] = left[i] + right[i];
+}
+
+static void add_left_f64(double *restrict right, const double *restrict left, int64_t count) {
+    for (int64_t i = 0; i < count; i++) right[i] = left[i] + right[i];
+}
+
+static void add_left(unsigned char *block, const unsigned char *left, const lsi_bucket *bucket) {
+    void *right = block + bucket->offset_bytes;
+    const void *from = left + bucket->offset_bytes;
+    if (bucket->dtype == LS_DTYPE_F64)
+        add_left_f64(right, from, bucket->count);
+    else
+        add_left_f32(right, from, bucket->count);
 }
 
 static ls_status reserve_level(lsi_accumulator *a) {
@@ -27,27 +40,26 @@ static ls_status reserve_level(lsi_accumulator *a) {
     if (a->n_levels == LSI_ACCUMULATE_LEVELS)
         return lsi_fail(LS_ERR_STATE, "more than 2^%d micro-batches in a step",
                         LSI_ACCUMULATE_LEVELS);
-    float *level = lsi_alloc(LSI_MEM_GRADS, (size_t)a->count * sizeof(float));
+    unsigned char *level = lsi_alloc(LSI_MEM_GRADS, (size_t)a->bytes);
     LSI_TRY(lsi_check_alloc(level));
     a->level[a->n_levels++] = level;
     return LS_OK;
 }
 
-ls_status lsi_accumulator_push(lsi_accumulator *a, float *gradient) {
+ls_status lsi_accumulator_push(lsi_accumulator *a, void *block, const lsi_bucket *buckets,
+                               int n_buckets) {
     int64_t size = 1;
     while (a->depth > 0 && a->size[a->depth - 1] == size) {
-        add_left(gradient, a->level[a->depth - 1], a->count);
-        size *= 2;
         a->depth--;
+        for (int b = 0; b < n_buckets; b++) add_left(block, a->level[a->depth], &buckets[b]);
+        size *= 2;
     }
     LSI_TRY(reserve_level(a));
-    memcpy(a->level[a->depth], gradient, (size_t)a->count * sizeof(float));
+    memcpy(a->level[a->depth], block, (size_t)a->bytes);
     a->size[a->depth++] = size;
     return LS_OK;
 }
 
-void lsi_accumulator_join(const lsi_accumulator *a, float *gradient, int64_t offset,
-                          int64_t count) {
-    for (int i = a->depth - 1; i >= 0; i--)
-        add_left(gradient + offset, a->level[i] + offset, count);
+void lsi_accumulator_join(const lsi_accumulator *a, void *block, const lsi_bucket *bucket) {
+    for (int i = a->depth - 1; i >= 0; i--) add_left(block, a->level[i], bucket);
 }

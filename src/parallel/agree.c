@@ -24,10 +24,11 @@ static uint32_t hash_bytes(uint32_t hash, const void *data, size_t bytes) {
 }
 
 static uint32_t hash_param(const ls_param *param) {
-    uint32_t facts[2] = {(uint32_t)param->dtype, param->flags};
+    uint32_t facts[3] = {(uint32_t)param->dtype, param->flags, (uint32_t)param->n_dims};
     uint32_t hash = hash_bytes(2166136261u, param->name, strlen(param->name));
     hash = hash_bytes(hash, &param->count, sizeof param->count);
     hash = hash_bytes(hash, facts, sizeof facts);
+    hash = hash_bytes(hash, param->shape, (size_t)param->n_dims * sizeof *param->shape);
     return hash == ABSENT ? ~hash : hash;
 }
 
@@ -52,18 +53,34 @@ static ls_status compare_hashes(ls_group *group, const ls_param *params, int n_p
     return status;
 }
 
-/* What `rank` has at this place, told by itself to all. */
+/* What `rank` has to say, told by itself to all. */
+static ls_status hear(ls_group *group, int rank, const char *mine, char text[TEXT_BYTES]) {
+    memset(text, 0, TEXT_BYTES);
+    if (ls_group_rank(group) == rank) snprintf(text, TEXT_BYTES, "%s", mine);
+    return ls_broadcast(group, text, text, TEXT_BYTES, LS_DTYPE_U8, rank, NULL);
+}
+
+/* " 4x2" */
+static const char *print_shape(const ls_param *param, char text[TEXT_BYTES]) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int d = 0; d < param->n_dims; d++)
+        used += (size_t)snprintf(text + used, TEXT_BYTES - used, "%s%lld", d ? "x" : ", shape ",
+                                 (long long)param->shape[d]);
+    return text;
+}
+
+/* What `rank` has at this place. */
 static ls_status ask(ls_group *group, int rank, const ls_param *params, int n_params, int index,
                      char text[TEXT_BYTES]) {
-    memset(text, 0, TEXT_BYTES);
-    if (ls_group_rank(group) == rank && index >= n_params)
-        snprintf(text, TEXT_BYTES, "missing");
-    else if (ls_group_rank(group) == rank)
-        snprintf(text, TEXT_BYTES, "'%.150s' (%lld elements, %s%s%s)", params[index].name,
-                 (long long)params[index].count, ls_dtype_name(params[index].dtype),
+    char mine[TEXT_BYTES] = "missing", shape[TEXT_BYTES];
+    if (index < n_params)
+        snprintf(mine, sizeof mine, "'%.100s' (%lld elements%.80s, %s%s%s)", params[index].name,
+                 (long long)params[index].count, print_shape(&params[index], shape),
+                 ls_dtype_name(params[index].dtype),
                  params[index].flags & LS_PARAM_FROZEN ? ", frozen" : "",
                  params[index].flags & LS_PARAM_NO_DECAY ? ", no decay" : "");
-    return ls_broadcast(group, text, text, TEXT_BYTES, LS_DTYPE_U8, rank, NULL);
+    return hear(group, rank, mine, text);
 }
 
 static ls_status report(ls_group *group, const ls_param *params, int n_params,
@@ -89,4 +106,16 @@ ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params
         if (numbers[r] > longest) longest = numbers[r];
     LSI_TRY(compare_hashes(group, params, n_params, (int)longest, &found));
     return found.rank == 0 ? LS_OK : report(group, params, n_params, numbers, found);
+}
+
+ls_status lsi_agree_text(ls_group *group, const char *what, const char *text) {
+    uint32_t hashes[LSI_MAX_RANKS], mine = hash_bytes(2166136261u, text, strlen(text));
+    char here[TEXT_BYTES], there[TEXT_BYTES];
+    LSI_TRY(ls_all_gather(group, &mine, hashes, 1, LS_DTYPE_I32, NULL));
+    difference found = find_difference(hashes, ls_group_world_size(group), 1);
+    if (found.rank == 0) return LS_OK;
+    LSI_TRY(hear(group, 0, text, here));
+    LSI_TRY(hear(group, found.rank, text, there));
+    return lsi_fail(LS_ERR_MISMATCH, "the ranks have different %s: rank 0 %s, rank %d %s", what,
+                    here, found.rank, there);
 }

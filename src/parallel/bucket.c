@@ -1,15 +1,20 @@
-/* One walk over the parameters, last to first. */
+/* Two walks over the parameters: which bucket each one falls into, then where it lies. */
 #include "parallel/bucket.h"
 
 #include "base/mem.h"
 
-enum { LINE_ELEMS = 16 }; /* 64 bytes of float32 */
+enum { LINE_BYTES = 64 };
 
 /* More than any address space holds, and far from where sums of byte counts overflow. */
-static const int64_t MAX_ELEMS = (int64_t)1 << 48;
+static const int64_t MAX_BYTES = (int64_t)1 << 50;
 
-static int64_t padded(int64_t count) {
-    return (count + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS;
+static int64_t elem_bytes(ls_dtype dtype) {
+    return (int64_t)ls_dtype_bytes(dtype);
+}
+
+static int64_t padded(int64_t count, ls_dtype dtype) {
+    int64_t line = LINE_BYTES / elem_bytes(dtype);
+    return (count + line - 1) / line * line;
 }
 
 static ls_status allocate(lsi_bucket_plan *plan, int n_params) {
@@ -17,46 +22,89 @@ static ls_status allocate(lsi_bucket_plan *plan, int n_params) {
     *plan = (lsi_bucket_plan){.n_params = n_params};
     plan->bucket_of = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->bucket_of);
     plan->offset_of = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->offset_of);
+    plan->sequence = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->sequence);
+    plan->offsets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->offsets);
     plan->buckets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->buckets);
-    if (plan->bucket_of && plan->offset_of && plan->buckets) return LS_OK;
+    if (plan->bucket_of && plan->offset_of && plan->sequence && plan->offsets && plan->buckets)
+        return LS_OK;
     lsi_bucket_plan_fini(plan);
     return LS_ERR_MEMORY;
 }
 
-ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, int64_t cap_bytes,
-                                 int64_t first_cap_bytes, lsi_bucket_plan *plan) {
-    LSI_TRY(allocate(plan, n_params));
-    for (int i = n_params - 1; i >= 0; i--) {
-        if (params[i].flags & LS_PARAM_FROZEN) {
-            plan->bucket_of[i] = -1;
-            continue;
-        }
-        if (params[i].count > MAX_ELEMS - plan->total_count - LINE_ELEMS) {
-            lsi_bucket_plan_fini(plan);
-            return lsi_fail(LS_ERR_ARGUMENT,
-                            "parameter %s has %lld elements: together more than "
-                            "the %lld that can have gradients",
-                            params[i].name, (long long)params[i].count, (long long)MAX_ELEMS);
-        }
-        int64_t count = padded(params[i].count);
-        int64_t cap = plan->n_buckets <= 1 ? first_cap_bytes : cap_bytes;
-        lsi_bucket *last = plan->n_buckets ? &plan->buckets[plan->n_buckets - 1] : NULL;
-        if (!last || (last->n_params > 0 && (last->count + count) * (int64_t)sizeof(float) > cap)) {
-            last = &plan->buckets[plan->n_buckets++];
-            last->offset = plan->total_count;
-        }
-        plan->bucket_of[i] = plan->n_buckets - 1;
-        plan->offset_of[i] = plan->total_count;
-        last->count += count;
-        last->n_params++;
-        plan->total_count += count;
+/* The bucket of this type that is open, or -1. */
+static int open_bucket(const lsi_bucket_plan *plan, ls_dtype dtype) {
+    for (int b = plan->n_buckets - 1; b >= 0; b--)
+        if (plan->buckets[b].dtype == dtype) return b;
+    return -1;
+}
+
+static ls_status put(lsi_bucket_plan *plan, const ls_param *param, int index, int64_t cap_bytes,
+                     int64_t first_cap_bytes) {
+    ls_dtype dtype = ls_grad_dtype(param->dtype);
+    if (param->count > (MAX_BYTES - plan->total_bytes) / elem_bytes(dtype) - LINE_BYTES)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "parameter %s has %lld elements: together more than the %lld bytes that "
+                        "gradients can have",
+                        param->name, (long long)param->count, (long long)MAX_BYTES);
+    int64_t count = padded(param->count, dtype);
+    int at = open_bucket(plan, dtype);
+    const lsi_bucket *open = at >= 0 ? &plan->buckets[at] : NULL;
+    int64_t cap = at <= 0 ? first_cap_bytes : cap_bytes;
+    if (!open || (open->n_params > 0 && (open->count + count) * elem_bytes(dtype) > cap)) {
+        at = plan->n_buckets++;
+        plan->buckets[at] = (lsi_bucket){.dtype = dtype};
     }
+    plan->bucket_of[index] = at;
+    plan->offset_of[index] = plan->buckets[at].count;
+    plan->buckets[at].count += count;
+    plan->buckets[at].n_params++;
+    plan->total_bytes += count * elem_bytes(dtype);
+    return LS_OK;
+}
+
+/* Once the sizes are known: where buckets begin, and their parameters in the order they lie. */
+static void lay_out(lsi_bucket_plan *plan, const int *order) {
+    int64_t offset_bytes = 0;
+    for (int b = 0; b < plan->n_buckets; b++) {
+        lsi_bucket *bucket = &plan->buckets[b];
+        bucket->offset_bytes = offset_bytes;
+        bucket->first = plan->n_placed;
+        offset_bytes += bucket->count * elem_bytes(bucket->dtype);
+        plan->n_placed += bucket->n_params;
+        bucket->n_params = 0;
+    }
+    for (int k = 0; k < plan->n_params; k++) {
+        int i = order ? order[k] : plan->n_params - 1 - k;
+        if (plan->bucket_of[i] < 0) continue;
+        lsi_bucket *bucket = &plan->buckets[plan->bucket_of[i]];
+        int place = bucket->first + bucket->n_params++;
+        plan->sequence[place] = i;
+        plan->offsets[place] = plan->offset_of[i];
+    }
+}
+
+ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, const int *order,
+                                 int64_t cap_bytes, int64_t first_cap_bytes,
+                                 lsi_bucket_plan *plan) {
+    LSI_TRY(allocate(plan, n_params));
+    for (int k = 0; k < n_params; k++) {
+        int i = order ? order[k] : n_params - 1 - k;
+        plan->bucket_of[i] = -1;
+        if (params[i].flags & LS_PARAM_FROZEN) continue;
+        ls_status status = put(plan, &params[i], i, cap_bytes, first_cap_bytes);
+        if (status == LS_OK) continue;
+        lsi_bucket_plan_fini(plan);
+        return status;
+    }
+    lay_out(plan, order);
     return LS_OK;
 }
 
 void lsi_bucket_plan_fini(lsi_bucket_plan *plan) {
     lsi_free(plan->bucket_of);
     lsi_free(plan->offset_of);
+    lsi_free(plan->sequence);
+    lsi_free(plan->offsets);
     lsi_free(plan->buckets);
     *plan = (lsi_bucket_plan){0};
 }

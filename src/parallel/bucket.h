@@ -1,8 +1,9 @@
 /* Which gradient lies where: the plan of the buckets, made without memory or processes.
  *
- * Parameters are taken in reverse order and put one behind the other, each on a cache line; a
+ * Parameters are taken in a given order and put one behind the other, each on a cache line; a
  * bucket is closed when the next parameter would make it larger than its cap. A parameter larger
- * than the cap has a bucket to itself. Frozen parameters have no place. */
+ * than the cap has a bucket to itself. Gradients of different types lie in different buckets, which
+ * are numbered in the order in which they were begun. Frozen parameters have no place. */
 #ifndef LSI_PARALLEL_BUCKET_H
 #define LSI_PARALLEL_BUCKET_H
 
@@ -13,21 +14,27 @@
 #include "base/message.h"
 
 typedef struct lsi_bucket {
-    int64_t offset; /* elements before it in the gradient block */
-    int64_t count;  /* elements, padding included */
+    int64_t offset_bytes; /* before it in the gradient block */
+    int64_t count;        /* elements, padding included */
+    ls_dtype dtype;       /* of gradients */
     int n_params;
+    int first; /* its parameters are plan->sequence[first … first + n_params) */
 } lsi_bucket;
 
 typedef struct lsi_bucket_plan {
-    int n_params, n_buckets;
+    int n_params, n_buckets, n_placed;
     int *bucket_of;     /* per parameter: its bucket, -1 if frozen */
-    int64_t *offset_of; /* per parameter: elements before it in the gradient block */
+    int64_t *offset_of; /* per parameter: elements before it in its bucket */
+    int *sequence;      /* n_placed parameters, bucket by bucket, as they lie there */
+    int64_t *offsets;   /* offset_of of these */
     lsi_bucket *buckets;
-    int64_t total_count; /* elements of the gradient block */
+    int64_t total_bytes; /* of the gradient block */
 } lsi_bucket_plan;
 
-LS_CHECKED ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, int64_t cap_bytes,
-                                            int64_t first_cap_bytes, lsi_bucket_plan *plan);
+/* order: all parameters in the order in which their gradients become ready; NULL: last to first. */
+LS_CHECKED ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, const int *order,
+                                            int64_t cap_bytes, int64_t first_cap_bytes,
+                                            lsi_bucket_plan *plan);
 void lsi_bucket_plan_fini(lsi_bucket_plan *plan);
 
 #endif

@@ -52,7 +52,7 @@ static int64_t padded(int64_t count) {
 static void expect_invariants(const ls_param *params, int n_params, int64_t cap_bytes,
                               int64_t first_cap_bytes, const lsi_bucket_plan *plan) {
     lsi_bucket expected[MAX_MODEL] = {{0}};
-    int n_filled[MAX_MODEL] = {0}, bucket = -1;
+    int n_filled[MAX_MODEL] = {0}, bucket = -1, n_placed = 0;
     int64_t next = 0;
     for (int i = n_params - 1; i >= 0; i--) {
         if (params[i].flags & LS_PARAM_FROZEN) {
@@ -61,21 +61,24 @@ static void expect_invariants(const ls_param *params, int n_params, int64_t cap_
         }
         if (plan->bucket_of[i] != bucket) {
             assert_int_equal(plan->bucket_of[i], ++bucket);
-            expected[bucket].offset = next;
+            expected[bucket].offset_bytes = next * 4;
         }
-        assert_int_equal(plan->offset_of[i], next);
+        assert_int_equal(plan->buckets[bucket].offset_bytes + plan->offset_of[i] * 4, next * 4);
         assert_int_equal(plan->offset_of[i] % LINE_ELEMS, 0);
+        assert_int_equal(plan->sequence[n_placed], i);
+        assert_int_equal(plan->offsets[n_placed++], plan->offset_of[i]);
         expected[bucket].count += padded(params[i].count);
         expected[bucket].n_params++;
         n_filled[bucket] += params[i].count > 0;
         next += padded(params[i].count);
     }
     assert_int_equal(plan->n_params, n_params);
+    assert_int_equal(plan->n_placed, n_placed);
     assert_int_equal(plan->n_buckets, bucket + 1);
-    assert_int_equal(plan->total_count, next);
+    assert_int_equal(plan->total_bytes, next * 4);
     for (int b = 0; b < plan->n_buckets; b++) {
         int64_t cap = b == 0 ? first_cap_bytes : cap_bytes;
-        assert_int_equal(plan->buckets[b].offset, expected[b].offset);
+        assert_int_equal(plan->buckets[b].offset_bytes, expected[b].offset_bytes);
         assert_int_equal(plan->buckets[b].count, expected[b].count);
         assert_int_equal(plan->buckets[b].n_params, expected[b].n_params);
         if (n_filled[b] > 1) assert_true(plan->buckets[b].count * (int64_t)sizeof(float) <= cap);
@@ -89,7 +92,7 @@ static void plans_are_as_the_table_says(void **state) {
         ls_param params[MAX_PARAMS];
         lsi_bucket_plan plan;
         make_params(row->count, row->n_params, params);
-        assert_ok(lsi_bucket_plan_create(params, row->n_params, row->cap_bytes,
+        assert_ok(lsi_bucket_plan_create(params, row->n_params, NULL, row->cap_bytes,
                                          row->first_cap_bytes, &plan));
         for (int i = 0; i < row->n_params; i++)
             if (plan.bucket_of[i] != row->bucket_of[i])
@@ -117,7 +120,7 @@ static void invariants_hold_for_any_model(void **state) {
                 if (rand() % 5 == 0) count[i] = -count[i] - 1;
             }
             make_params(count, n, params);
-            assert_ok(lsi_bucket_plan_create(params, n, caps[c], caps[f], &plan));
+            assert_ok(lsi_bucket_plan_create(params, n, NULL, caps[c], caps[f], &plan));
             expect_invariants(params, n, caps[c], caps[f], &plan);
             lsi_bucket_plan_fini(&plan);
         }
@@ -131,8 +134,8 @@ static void impossible_sizes_are_refused(void **state) {
         ls_param params[2];
         lsi_bucket_plan plan;
         make_params(counts[i], 2, params);
-        assert_fails(lsi_bucket_plan_create(params, 2, 1 << 20, 1 << 20, &plan), LS_ERR_ARGUMENT,
-                     "elements");
+        assert_fails(lsi_bucket_plan_create(params, 2, NULL, 1 << 20, 1 << 20, &plan),
+                     LS_ERR_ARGUMENT, "elements");
         assert_int_equal(lsi_mem_n_blocks(), 0);
     }
 }
@@ -144,7 +147,7 @@ static void failed_allocations_leave_nothing(void **state) {
     for (int64_t n = 1;; n++) {
         lsi_bucket_plan plan;
         lsi_mem_fail_at(n);
-        ls_status status = lsi_bucket_plan_create(params, 4, 64, 64, &plan);
+        ls_status status = lsi_bucket_plan_create(params, 4, NULL, 64, 64, &plan);
         int failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         if (!failed) {

@@ -169,9 +169,12 @@ static ls_status setting_equals_serial_sum(ls_group *group, void *context) {
     LSI_TRY(lsi_deal_micro_batches(&r.deal, r.n_micro, r.n_ranks, r.s->reproducible));
     lsi_group_set_order(group, &r.deal.order);
     toy_init(&r.model, r.s->counts, r.s->n_params, r.rank);
-    ls_ddp_opts opts = {sizeof opts, r.s->cap_bytes / MIB, r.s->first_cap_bytes / MIB,
-                        r.s->reproducible};
-    LSI_TRY(lsi_bucket_plan_create(r.model.params, r.model.n_params,
+    ls_ddp_opts opts = {.struct_size = sizeof opts,
+                        .bucket_cap_mb = r.s->cap_bytes / MIB,
+                        .first_bucket_mb = r.s->first_cap_bytes / MIB,
+                        .reproducible = r.s->reproducible,
+                        .keep_buckets = 1};
+    LSI_TRY(lsi_bucket_plan_create(r.model.params, r.model.n_params, NULL,
                                    cap_in_bytes(r.s->cap_bytes, 25),
                                    cap_in_bytes(r.s->first_cap_bytes, 1), &r.plan));
     LSI_TRY(ls_ddp_create(group, r.model.params, r.model.n_params, &opts, &r.ddp));
@@ -313,7 +316,7 @@ static ls_status more_buckets_than_calls(ls_group *group, void *context) {
     for (int i = 0; i < N_MANY; i++) counts[i] = 1 + i % 3;
     toy model;
     toy_init(&model, counts, N_MANY, ls_group_rank(group));
-    ls_ddp_opts opts = {sizeof opts, 1e-9, 1e-9, 0};
+    ls_ddp_opts opts = {.struct_size = sizeof opts, .bucket_cap_mb = 1e-9, .first_bucket_mb = 1e-9};
     ls_ddp *ddp = NULL;
     int n = ls_group_world_size(group);
     LSI_TRY(ls_ddp_create(group, model.params, N_MANY, &opts, &ddp));
@@ -388,7 +391,7 @@ static ls_status scalar_gives(ls_group *group, void *context) {
     for (int reproducible = 0; reproducible < 2; reproducible++) {
         float value = 1;
         ls_param param = {.name = "w", .count = 1, .dtype = LS_DTYPE_F32, .data = &value};
-        ls_ddp_opts opts = {sizeof opts, 0, 0, reproducible};
+        ls_ddp_opts opts = {.struct_size = sizeof opts, .reproducible = reproducible};
         ls_ddp *ddp = NULL;
         LSI_TRY(ls_ddp_create(group, &param, 1, &opts, &ddp));
         LSI_TRY(ls_ddp_begin_step(ddp, 2, c->scale));

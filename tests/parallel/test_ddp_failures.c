@@ -12,8 +12,12 @@
 
 static const int64_t counts[] = {16, 1000, -3, 7, 50000};
 enum { N_PARAMS = 5 };
-static const ls_ddp_opts tiny_buckets = {sizeof tiny_buckets, 1e-9, 1e-9, 0};
-static const ls_ddp_opts tiny_reproducible = {sizeof tiny_reproducible, 1e-9, 1e-9, 1};
+static const ls_ddp_opts tiny_buckets = {
+    .struct_size = sizeof tiny_buckets, .bucket_cap_mb = 1e-9, .first_bucket_mb = 1e-9};
+static const ls_ddp_opts tiny_reproducible = {.struct_size = sizeof tiny_reproducible,
+                                              .bucket_cap_mb = 1e-9,
+                                              .first_bucket_mb = 1e-9,
+                                              .reproducible = 1};
 
 static void expect(const rank_result *results, int rank, int status, const char *text) {
     if (results[rank].status != status || !strstr(results[rank].message, text))
@@ -99,8 +103,8 @@ static void a_rank_killed_in_a_step_is_named_by_the_others(void **state) {
 static ls_status w2_is_used_on_rank_1_only(ls_group *group, void *context) {
     (void)context;
     float values[2] = {1, 1};
-    ls_param params[] = {{"w1", 1, LS_DTYPE_F32, 0, &values[0], NULL},
-                         {"w2", 1, LS_DTYPE_F32, 0, &values[1], NULL}};
+    ls_param params[] = {{.name = "w1", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[0]},
+                         {.name = "w2", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[1]}};
     ls_ddp *ddp = NULL;
     LSI_TRY(ls_ddp_create(group, params, 2, NULL, &ddp));
     LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
@@ -117,8 +121,8 @@ static void a_parameter_used_on_one_rank_only_is_named(void **state) {
     (void)state;
     rank_result results[2];
     run_rank_processes(2, w2_is_used_on_rank_1_only, NULL, results);
-    expect(results, 0, LS_ERR_STATE, "rank 0, micro-batch 1: 1 parameters got no gradient: w2;");
-    expect(results, 1, LS_ERR_STATE, "rank 0, micro-batch 1: 1 parameters got no gradient: w2;");
+    expect(results, 0, LS_ERR_STATE, "step 1: 1 parameters got no gradient: w2 (rank 0);");
+    expect(results, 1, LS_ERR_STATE, "step 1: 1 parameters got no gradient: w2 (rank 0);");
 }
 
 /* With the default scale, which says how many micro-batches a rank has. */

@@ -44,8 +44,6 @@ static const call_row call_rows[] = {
     {"sB", "s", "a backward pass is open, expected: no step is open", "rEF"},
     {"sB", "B", "a backward pass is open, expected: between micro-batches", "rEF"},
     {"sB", "F", "a backward pass is open, expected: between micro-batches", "rEF"},
-    {"sB", "E", "rank 0, micro-batch 1: 2 parameters got no gradient: p0 p2;", "rEF"},
-    {"sB0", "E", "1 parameters got no gradient: p2;", "2EF"},
     {"sB0", "0", "the gradient of parameter p0 was ready already", "2EF"},
     {"sB2", "2", "the gradient of parameter p2 was ready already", "0EF"},
     {"sB", "1", "parameter p1 is frozen", "rEF"},
@@ -57,21 +55,54 @@ static const call_row call_rows[] = {
     {"sBrEF", "F", "no step is open", "sBrEF"},
     {"sBrEF", "0", "no step is open", "sBrEF"},
     {"SBrE", "F", "1 of 2 micro-batches are done", "BrEF"},
-    {"SBrEB", "E", "micro-batch 2: 2 parameters got no gradient", "rEF"},
 };
+
+static void open_for_calls(lone *f, int reproducible) {
+    const ls_ddp_opts opts = {.struct_size = sizeof opts,
+                              .bucket_cap_mb = 1e-9,
+                              .first_bucket_mb = 1e-9,
+                              .reproducible = reproducible};
+    lone_open(f, counts, N_PARAMS);
+    assert_ok(ls_ddp_create(f->group, f->model.params, N_PARAMS, &opts, &f->ddp));
+}
 
 static void wrong_calls_are_refused_and_change_nothing(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof call_rows / sizeof call_rows[0]; i++)
         for (int reproducible = 0; reproducible < 2; reproducible++) {
             const call_row *row = &call_rows[i];
-            const ls_ddp_opts opts = {sizeof opts, 1e-9, 1e-9, reproducible};
             lone f;
-            lone_open(&f, counts, N_PARAMS);
-            assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &opts, &f.ddp));
+            open_for_calls(&f, reproducible);
             for (const char *c = row->before; *c; c++) assert_ok(make_call(&f, *c));
             assert_fails(make_call(&f, row->refused[0]), LS_ERR_STATE, row->text);
             for (const char *c = row->after; *c; c++) assert_ok(make_call(&f, *c));
+            lone_close(&f);
+        }
+}
+
+/* Missing gradients are found when the step's last backward pass ends, whichever lacked them: the
+ * gradients are sent by then, so the step cannot go on. */
+static const call_row missing_rows[] = {
+    {"sB", "E", "step 1: 2 parameters got no gradient: p0 (all ranks), p2 (all ranks); use", ""},
+    {"sB0", "E", "step 1: 1 parameters got no gradient: p2 (all ranks); use", ""},
+    {"sB2", "E", "step 1: 1 parameters got no gradient: p0 (all ranks); use", ""},
+    {"sBrEFsB", "E", "step 2: 2 parameters got no gradient", ""},
+    {"SBrEB", "E", "step 1: 2 parameters got no gradient", ""},
+    {"SBEBr", "E", "step 1: 2 parameters got no gradient", ""},
+    {"SB0EB2", "E", "step 1: 2 parameters got no gradient", ""},
+};
+
+static void missing_gradients_end_the_step(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof missing_rows / sizeof missing_rows[0]; i++)
+        for (int reproducible = 0; reproducible < 2; reproducible++) {
+            const call_row *row = &missing_rows[i];
+            lone f;
+            open_for_calls(&f, reproducible);
+            for (const char *c = row->before; *c; c++) assert_ok(make_call(&f, *c));
+            assert_fails(make_call(&f, row->refused[0]), LS_ERR_STATE, row->text);
+            for (const char *c = "sB0EF"; *c; c++)
+                assert_fails(make_call(&f, *c), LS_ERR_STATE, "an earlier call failed");
             lone_close(&f);
         }
 }
@@ -124,13 +155,17 @@ static void options_outside_their_range_are_refused(void **state) {
     lone f;
     lone_open(&f, counts, N_PARAMS);
     for (size_t i = 0; i < sizeof opts_rows / sizeof opts_rows[0]; i++) {
-        const ls_ddp_opts opts = {opts_rows[i].struct_size, opts_rows[i].cap_mb,
-                                  opts_rows[i].first_mb, 0};
+        const ls_ddp_opts opts = {.struct_size = opts_rows[i].struct_size,
+                                  .bucket_cap_mb = opts_rows[i].cap_mb,
+                                  .first_bucket_mb = opts_rows[i].first_mb};
         assert_fails(ls_ddp_create(f.group, f.model.params, N_PARAMS, &opts, &f.ddp),
                      LS_ERR_ARGUMENT, opts_rows[i].text);
         assert_null(f.ddp);
     }
-    const ls_ddp_opts largest = {sizeof largest, 1e9, 1e9, 1};
+    const ls_ddp_opts largest = {.struct_size = sizeof largest,
+                                 .bucket_cap_mb = 1e9,
+                                 .first_bucket_mb = 1e9,
+                                 .reproducible = 1};
     assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &largest, &f.ddp));
     assert_int_equal(ls_ddp_n_buckets(f.ddp), 1);
     lone_close(&f);
@@ -143,14 +178,33 @@ static const struct {
     ls_status status;
     const char *text;
 } param_rows[] = {
-    {{NULL, 4, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_ARGUMENT, "parameter 0 needs a name"},
-    {{"w", -1, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_ARGUMENT, "count >= 0"},
-    {{"w", 4, LS_DTYPE_F32, 0, NULL, NULL}, LS_ERR_ARGUMENT, "and data"},
-    {{"w", 4, LS_DTYPE_F64, 0, some_data, NULL}, LS_ERR_UNSUPPORTED, "parameter w has dtype F64"},
-    {{"w", 4, (ls_dtype)77, 0, some_data, NULL}, LS_ERR_UNSUPPORTED, "parameter w has dtype"},
-    {{"w", INT64_MAX, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_ARGUMENT, "parameter w"},
-    {{"w", (int64_t)1 << 40, LS_DTYPE_F32, 0, some_data, NULL}, LS_ERR_MEMORY, "shared heap"},
-    {{"w", INT64_MAX, LS_DTYPE_F32, LS_PARAM_FROZEN, some_data, NULL},
+    {{.name = NULL, .count = 4, .dtype = LS_DTYPE_F32, .data = some_data},
+     LS_ERR_ARGUMENT,
+     "parameter 0 needs a name"},
+    {{.name = "w", .count = -1, .dtype = LS_DTYPE_F32, .data = some_data},
+     LS_ERR_ARGUMENT,
+     "count >= 0"},
+    {{.name = "w", .count = 4, .dtype = LS_DTYPE_F32, .data = NULL}, LS_ERR_ARGUMENT, "and data"},
+    {{.name = "w", .count = 4, .dtype = LS_DTYPE_I32, .data = some_data},
+     LS_ERR_UNSUPPORTED,
+     "parameter w has dtype I32"},
+    {{.name = "w", .count = 4, .dtype = LS_DTYPE_U8, .data = some_data},
+     LS_ERR_UNSUPPORTED,
+     "parameter w has dtype U8"},
+    {{.name = "w", .count = 4, .dtype = (ls_dtype)77, .data = some_data},
+     LS_ERR_UNSUPPORTED,
+     "parameter w has dtype"},
+    {{.name = "w", .count = INT64_MAX, .dtype = LS_DTYPE_F32, .data = some_data},
+     LS_ERR_ARGUMENT,
+     "parameter w"},
+    {{.name = "w", .count = (int64_t)1 << 40, .dtype = LS_DTYPE_F32, .data = some_data},
+     LS_ERR_MEMORY,
+     "shared heap"},
+    {{.name = "w",
+      .count = INT64_MAX,
+      .dtype = LS_DTYPE_F32,
+      .flags = LS_PARAM_FROZEN,
+      .data = some_data},
      LS_ERR_ARGUMENT,
      "parameter w"},
 };
@@ -195,6 +249,7 @@ static void events_of_others_do_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_calls_are_refused_and_change_nothing),
+        cmocka_unit_test(missing_gradients_end_the_step),
         cmocka_unit_test(steps_without_micro_batches_or_scale_are_refused),
         cmocka_unit_test(options_outside_their_range_are_refused),
         cmocka_unit_test(parameters_that_cannot_be_are_refused),

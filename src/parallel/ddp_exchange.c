@@ -1,0 +1,142 @@
+/* Buckets on their way: posted in index order as they become complete, waited for at the end of the
+ * step. Without a hook that is one all-reduce each; with one, as many stages as it has. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/trace.h"
+#include "parallel/ddp_impl.h"
+
+void lsi_ddp_begin_exchange(ls_ddp *ddp) {
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        ddp->on[b] = (lsi_bucket_state){.n_waiting = ddp->plan.buckets[b].n_params};
+    ddp->n_posted = ddp->n_room = ddp->n_seen_done = 0;
+}
+
+static ls_status in_bucket(const ls_ddp *ddp, int index, ls_status status) {
+    return lsi_context(status, "ddp: bucket %d of %d", index, ddp->plan.n_buckets);
+}
+
+/* ---- waiting ---- */
+
+static void note_done(ls_ddp *ddp, int index) {
+    lsi_bucket_state *on = &ddp->on[index];
+    on->done_ns = lsi_now_ns();
+    const ls_bucket *bucket = &ddp->buckets[index];
+    lsi_trace_span_bytes(on->posted_ns, on->done_ns, LSI_TRACE_BUCKET, "bucket", index,
+                         bucket->count * (int64_t)ls_dtype_bytes(bucket->dtype));
+}
+
+/* A wait releases the work whatever comes of it. */
+static ls_status await(ls_ddp *ddp, int index) {
+    lsi_bucket_state *on = &ddp->on[index];
+    ls_work *work = on->work;
+    if (!work) return LS_OK;
+    on->work = NULL;
+    LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
+    if (on->done_ns == 0) note_done(ddp, index);
+    return LS_OK;
+}
+
+/* Room for another work: the group keeps a limited number. */
+static ls_status make_room(ls_ddp *ddp) {
+    if (ddp->n_posted - ddp->n_room < MAX_IN_FLIGHT) return LS_OK;
+    return await(ddp, ddp->n_room++);
+}
+
+/* ---- posting ---- */
+
+static ls_status run_hook(ls_ddp *ddp, int index, int stage) {
+    const ls_comm_hook *hook = ddp->opts.hook;
+    ls_bucket bucket = ddp->buckets[index];
+    bucket.scale = ddp->scale;
+    bucket.step = ddp->n_steps;
+    ls_work *work = NULL;
+    LSI_TRY(lsi_context(
+        in_bucket(ddp, index, hook->run(hook->context, ddp->group, &bucket, stage, &work)),
+        "hook %s", hook->name));
+    ddp->on[index].work = work;
+    ddp->on[index].is_done = work == NULL;
+    return LS_OK;
+}
+
+static ls_status post_bucket(ls_ddp *ddp, int index) {
+    lsi_bucket_state *on = &ddp->on[index];
+    const ls_bucket *bucket = &ddp->buckets[index];
+    ls_op op = lsi_ddp_scales_before(ddp) ? LS_OP_PREMUL_SUM : LS_OP_SUM;
+    LSI_TRY(make_room(ddp));
+    if (ddp->opts.reproducible && ddp->has_data)
+        lsi_accumulator_join(&ddp->accumulator, ddp->gradients, &ddp->plan.buckets[index]);
+    if (ddp->opts.nonfinite != LS_NONFINITE_IGNORE) lsi_ddp_look_for_nonfinite(ddp, bucket);
+    on->posted_ns = lsi_now_ns();
+    if (ddp->opts.hook)
+        LSI_TRY(run_hook(ddp, index, 0));
+    else
+        LSI_TRY(in_bucket(ddp, index,
+                          ls_all_reduce(ddp->group, bucket->grad, bucket->grad, bucket->count,
+                                        bucket->dtype, op, ddp->scale, &on->work)));
+    ddp->n_posted++;
+    return LS_OK;
+}
+
+ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all) {
+    while (ddp->n_posted < ddp->plan.n_buckets) {
+        bool is_known = false;
+        if (!all && ddp->on[ddp->n_posted].n_waiting > 0) return LS_OK;
+        LSI_TRY(lsi_ddp_know_scale(ddp, all, &is_known));
+        if (!is_known) return LS_OK;
+        LSI_TRY(post_bucket(ddp, ddp->n_posted));
+    }
+    /* Without any bucket nobody has asked yet. */
+    bool is_known = false;
+    return all ? lsi_ddp_know_scale(ddp, true, &is_known) : LS_OK;
+}
+
+/* ---- going on ---- */
+
+/* For the timeline: works end in the order in which they were posted. */
+static void look_for_done(ls_ddp *ddp) {
+    lsi_group_lock(ddp->group);
+    while (ddp->n_seen_done < ddp->n_posted) {
+        lsi_bucket_state *on = &ddp->on[ddp->n_seen_done];
+        if (on->work && !lsi_work_is_done(on->work)) break;
+        if (on->done_ns == 0) note_done(ddp, ddp->n_seen_done);
+        ddp->n_seen_done++;
+    }
+    lsi_group_unlock(ddp->group);
+}
+
+ls_status lsi_ddp_progress(ls_ddp *ddp) {
+    if (!ddp->is_last || ddp->state == IDLE) return LS_OK;
+    LSI_TRY(ls_group_progress(ddp->group));
+    look_for_done(ddp);
+    if (ddp->opts.no_overlap || ddp->state != BACKWARD) return LS_OK;
+    return lsi_ddp_post_ready(ddp, false);
+}
+
+/* All buckets take the next stage, in index order. */
+static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_over) {
+    int n_in_flight = 0, oldest = 0;
+    *is_over = true;
+    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+        if (ddp->on[b].is_done) continue;
+        LSI_TRY(await(ddp, b));
+        for (; n_in_flight >= MAX_IN_FLIGHT / 2; oldest++)
+            if (ddp->on[oldest].work) {
+                LSI_TRY(await(ddp, oldest));
+                n_in_flight--;
+            }
+        LSI_TRY(run_hook(ddp, b, stage));
+        if (ddp->on[b].is_done) continue;
+        ddp->on[b].done_ns = 0;
+        n_in_flight++;
+        *is_over = false;
+    }
+    return LS_OK;
+}
+
+ls_status lsi_ddp_await_buckets(ls_ddp *ddp) {
+    bool is_over = ddp->opts.hook == NULL;
+    for (int b = 0; b < ddp->plan.n_buckets && is_over; b++) LSI_TRY(await(ddp, b));
+    for (int stage = 1; !is_over; stage++) LSI_TRY(run_stage(ddp, stage, &is_over));
+    return LS_OK;
+}

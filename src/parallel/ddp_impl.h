@@ -1,0 +1,164 @@
+/* Inside of ls_ddp: what its files share. ddp.c is its life, ddp_step.c the calls of a step,
+ * ddp_exchange.c buckets on their way, ddp_verdict.c what ranks tell each other about a step,
+ * ddp_average.c what sums are divided by, ddp_look.c what can be asked between steps.
+ *
+ * State of a step:
+ *
+ *     IDLE --begin_step--> BETWEEN --begin_backward--> BACKWARD --end_backward--> BETWEEN
+ *      ^                                                                             |
+ *      +--------------- finish_step, after the step's last micro-batch --------------+
+ *
+ * IDLE      gradients of the last step are valid, no work in flight.
+ * BETWEEN   the micro-batches begun so far are summed in the buckets (or on the stack).
+ * BACKWARD  parameters with is_ready are complete for this micro-batch.
+ * FAILED    communication or memory failed within the step: what the gradients hold is not known,
+ *           works may be in flight. Every call but destroy is refused.
+ *
+ * Invariants. Buckets are posted in index order, each once per step, only when the last micro-batch
+ * has begun and all their parameters are ready; a posted bucket is not touched before finish_step
+ * has waited for it. Calls of a step on the group, on every rank in this order:
+ *
+ *     [join] [rebuild] [buffers] [weights] bucket 0 … bucket n-1  verdict  [hook: stages 1, 2 …]
+ *
+ * At most MAX_IN_FLIGHT works of buckets are in flight. */
+#ifndef LSI_PARALLEL_DDP_IMPL_H
+#define LSI_PARALLEL_DDP_IMPL_H
+
+#include <stdbool.h>
+
+#include <lockstep/parallel.h>
+
+#include "comm/group.h"
+#include "parallel/accumulate.h"
+#include "parallel/bucket.h"
+
+typedef enum ddp_state { IDLE, BETWEEN, BACKWARD, FAILED } ddp_state;
+
+/* What a step knows about a parameter on this rank. */
+typedef struct lsi_param_state {
+    bool is_ready;            /* in this micro-batch */
+    bool is_used;             /* got a gradient in some micro-batch of this step */
+    bool is_missed;           /* got none in some micro-batch */
+    bool is_known_unused;     /* static_graph: on this rank, learned in the first step */
+    bool is_without_gradient; /* no rank used it in the last step */
+} lsi_param_state;
+
+typedef struct lsi_bucket_state {
+    int n_waiting; /* parameters not ready */
+    ls_work *work; /* of its present stage; NULL: none, or waited for */
+    bool is_done;  /* its gradients are the result */
+    int64_t ready_ns, posted_ns, done_ns;
+} lsi_bucket_state;
+
+typedef struct lsi_weights {
+    double mine, total;
+} lsi_weights;
+
+struct ls_ddp {
+    ls_group *group;
+    ls_param *params;
+    int n_params;
+    ls_ddp_opts opts;
+    lsi_bucket_plan plan;
+    ls_bucket *buckets;       /* the plan as hooks see it */
+    unsigned char *gradients; /* shared; plan.total_bytes */
+    int64_t noted_bytes[2];
+    lsi_accumulator accumulator;
+
+    ddp_state state;
+    int64_t n_steps;              /* finished */
+    int64_t n_micro, next_micro;  /* of this step; next_micro counts begun backward passes */
+    bool is_last;                 /* the backward pass that is open, or was last, ends the step */
+    bool in_no_sync, had_no_sync; /* had: in this step */
+    bool has_data;
+    int n_live;
+
+    /* ddp_average.c */
+    double scale;         /* 0: not known yet */
+    double given_scale;   /* to begin_step; 0: none */
+    double n_micro_total; /* of all ranks, by the agreement of join; 0: there was none */
+    double weight;        /* of this step so far */
+    bool has_weight;      /* of the next micro-batch */
+    ls_work *weight_work;
+
+    lsi_param_state *at;  /* per parameter */
+    lsi_bucket_state *on; /* per bucket */
+    int n_posted, n_room; /* buckets; n_room: works of buckets below it may have been waited for */
+    int n_seen_done;
+
+    /* ddp_verdict.c */
+    int n_words;        /* of a rank's verdict */
+    lsi_weights *words; /* shared; behind it `mine`, and `all`: n_words of each rank */
+    uint32_t *mine, *all;
+    ls_work *verdict_work;
+    int first_nonfinite; /* parameter, -1: none */
+    bool has_changed;    /* static_graph: … something on this rank */
+    bool is_skipped;
+    char skip_reason[256];
+
+    /* for buckets in the order of readiness */
+    int *ready_order;
+    int n_ordered;
+
+    int64_t backward_ns; /* when the last backward pass began */
+};
+
+enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
+
+static inline bool lsi_ddp_is_frozen(const ls_ddp *ddp, int index) {
+    return ddp->plan.bucket_of[index] < 0;
+}
+/* Whether parameters may go without a gradient. */
+static inline bool lsi_ddp_allows_unused(const ls_ddp *ddp) {
+    return ddp->opts.find_unused_parameters || ddp->opts.static_graph;
+}
+/* Whether each rank has a factor of its own. */
+static inline bool lsi_ddp_scales_before(const ls_ddp *ddp) {
+    return ddp->opts.average == LS_AVERAGE_MEANS && ddp->given_scale == 0;
+}
+/* Where the gradient of a parameter that is not frozen lies, and its size. */
+void *lsi_ddp_place(const ls_ddp *ddp, int index);
+size_t lsi_ddp_grad_bytes(const ls_ddp *ddp, int index);
+/* Points params[i].grad to their places. */
+void lsi_ddp_place_gradients(ls_ddp *ddp);
+
+/* ---- ddp.c ---- */
+
+LS_CHECKED ls_status lsi_ddp_plan(ls_ddp *ddp, const int *order, lsi_bucket_plan *plan);
+/* Takes the plan over and makes what goes with it. */
+LS_CHECKED ls_status lsi_ddp_use_plan(ls_ddp *ddp, lsi_bucket_plan *plan);
+LS_CHECKED ls_status lsi_ddp_broadcast_buffers(ls_ddp *ddp);
+
+/* ---- ddp_exchange.c ---- */
+
+void lsi_ddp_begin_exchange(ls_ddp *ddp);
+/* Posts what can be posted. `all`: every bucket is complete; waits for what they need. */
+LS_CHECKED ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all);
+/* Moves communication on. */
+LS_CHECKED ls_status lsi_ddp_progress(ls_ddp *ddp);
+/* Waits for all buckets, with all stages of a hook. */
+LS_CHECKED ls_status lsi_ddp_await_buckets(ls_ddp *ddp);
+
+/* ---- ddp_average.c ---- */
+
+/* Collective with join. Sets n_live and has_data. */
+LS_CHECKED ls_status lsi_ddp_agree_on_data(ls_ddp *ddp, int64_t n_micro);
+/* The last micro-batch begins, or this rank has none. */
+LS_CHECKED ls_status lsi_ddp_begin_average(ls_ddp *ddp);
+/* Whether the scale is known; `wait`: waits until it is. */
+LS_CHECKED ls_status lsi_ddp_know_scale(ls_ddp *ddp, bool wait, bool *is_known);
+
+/* ---- ddp_verdict.c ---- */
+
+LS_CHECKED ls_status lsi_ddp_verdict_init(ls_ddp *ddp);
+/* Before a bucket is posted. */
+void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket);
+LS_CHECKED ls_status lsi_ddp_post_verdict(ls_ddp *ddp);
+/* Waits for it; says what is wrong, alike on all ranks. Works of buckets are over. */
+LS_CHECKED ls_status lsi_ddp_take_verdict(ls_ddp *ddp);
+
+/* New buckets, in the order in which rank 0's gradients became ready. Collective. */
+
+LS_CHECKED ls_status lsi_ddp_rebuild(ls_ddp *ddp);
+
+#endif
