@@ -81,10 +81,16 @@ static const struct {
     {"lr", offsetof(lsi_step_record, lr), false},
     {"grad_norm", offsetof(lsi_step_record, grad_norm), false},
     {"n_tokens", offsetof(lsi_step_record, n_tokens), true},
+    {"n_workers", offsetof(lsi_step_record, n_workers), true},
     {"step_ms", offsetof(lsi_step_record, step_ms), false},
+    {"forward_ms", offsetof(lsi_step_record, forward_ms), false},
+    {"backward_ms", offsetof(lsi_step_record, backward_ms), false},
+    {"optimizer_ms", offsetof(lsi_step_record, optimizer_ms), false},
     {"comm_ms", offsetof(lsi_step_record, comm_ms), false},
     {"comm_exposed_ms", offsetof(lsi_step_record, comm_exposed_ms), false},
+    {"wait_ms", offsetof(lsi_step_record, wait_ms), false},
     {"bytes_sent", offsetof(lsi_step_record, bytes_sent), true},
+    {"n_skipped", offsetof(lsi_step_record, n_skipped), true},
 };
 
 static json_t *step_to_json(const lsi_step_record *record) {
@@ -98,6 +104,8 @@ static json_t *step_to_json(const lsi_step_record *record) {
     }
     double tokens_per_s = (double)record->n_tokens / (record->step_ms / 1e3);
     failed |= json_object_set_new(line, "tokens_per_s", real_or_null(tokens_per_s));
+    tokens_per_s /= (double)record->n_workers;
+    failed |= json_object_set_new(line, "tokens_per_s_per_worker", real_or_null(tokens_per_s));
     if (!failed) return line;
     json_decref(line);
     return NULL;

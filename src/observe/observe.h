@@ -1,4 +1,5 @@
-/* What a run shows and keeps: progress lines, the metrics file, the memory table. */
+/* What a run shows and keeps: progress lines, the metrics file, the memory table. (The monitor is
+ * monitor.h, the table of buckets bucket_table.h.) */
 #ifndef LSI_OBSERVE_OBSERVE_H
 #define LSI_OBSERVE_OBSERVE_H
 
@@ -17,10 +18,17 @@ typedef struct lsi_step_record {
     double loss;          /* mean over all targets of the step, nats */
     double lr, grad_norm; /* norm before clipping */
     int64_t n_tokens;     /* targets of the step, all ranks, all micro-batches */
+    int64_t n_workers;    /* that share them */
     double step_ms;
-    double comm_ms;         /* inside communication calls, waiting included */
-    double comm_exposed_ms; /* of that, time in which no computation went on */
+    /* Computation: passes without the communication that goes on inside of them. */
+    double forward_ms; /* loading the batch included */
+    double backward_ms;
+    double optimizer_ms;    /* norm and clipping included */
+    double comm_ms;         /* at least one communication call was in flight */
+    double comm_exposed_ms; /* communication, waiting included, while no computation went on */
+    double wait_ms;         /* of that, waiting for the slowest rank (set by lsi_monitor_step) */
     int64_t bytes_sent;     /* by this rank */
+    int64_t n_skipped;      /* steps so far, this one included, that changed no weights */
 } lsi_step_record;
 
 /* ---- metrics: one JSON object a line, flushed each line ---- */
@@ -28,8 +36,9 @@ typedef struct lsi_step_record {
 typedef struct lsi_metrics lsi_metrics;
 /* Starts an empty file. The calls below do nothing when metrics is NULL (ranks other than 0). */
 LS_CHECKED ls_status lsi_metrics_open(const char *path, lsi_metrics **metrics);
-/* A line with the names of lsi_step_record, plus "tokens_per_s"; numbers that are not finite are
- * null. Write errors are kept and returned by close. */
+/* A line with the names of lsi_step_record, plus "tokens_per_s" (of all ranks together) and
+ * "tokens_per_s_per_worker"; numbers that are not finite are null. Write errors are kept and
+ * returned by close. */
 void lsi_metrics_step(lsi_metrics *metrics, const lsi_step_record *record);
 /* accuracy: NaN where there is none. */
 void lsi_metrics_evaluation(lsi_metrics *metrics, int64_t step, double val_loss, double accuracy);

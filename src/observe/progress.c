@@ -7,8 +7,8 @@
  * Invariant: on a terminal the cursor rests at the end of the rewritten line, which never reaches
  * the last column (a line that wraps cannot be rewritten); lsi_progress_say clears it, prints, and
  * draws it again. Loss, learning rate and norm are those of the last step; tokens/s, the share of
- * communication and the time left are means over the last WINDOW steps, so that the slow first
- * steps are soon forgotten.
+ * exposed communication and the time left are means over the last WINDOW steps, so that the slow
+ * first steps are soon forgotten.
  *
  * Read it downwards: what is shown (fields), how it is fitted into a line, when it is drawn. */
 #include "observe/observe.h"
@@ -50,7 +50,7 @@ static const lsi_step_record *last_record(const lsi_progress *p) {
 /* Sums over the window. */
 typedef struct recent {
     int64_t n_steps;
-    double tokens, step_ms, comm_ms;
+    double tokens, step_ms, exposed_ms;
 } recent;
 
 static recent sum_recent(const lsi_progress *p) {
@@ -58,7 +58,7 @@ static recent sum_recent(const lsi_progress *p) {
     for (int64_t i = 0; i < sum.n_steps; i++) {
         sum.tokens += (double)p->window[i].n_tokens;
         sum.step_ms += p->window[i].step_ms;
-        sum.comm_ms += p->window[i].comm_ms;
+        sum.exposed_ms += p->window[i].comm_exposed_ms;
     }
     return sum;
 }
@@ -113,9 +113,10 @@ static void print_speed(const lsi_progress *p, char text[FIELD_BYTES]) {
     }
 }
 
+/* What communication costs: time in flight that computation hides is free. */
 static void print_comm(const lsi_progress *p, char text[FIELD_BYTES]) {
     recent sum = sum_recent(p);
-    double percent = sum.step_ms > 0 ? 100 * sum.comm_ms / sum.step_ms : 0;
+    double percent = sum.step_ms > 0 ? 100 * sum.exposed_ms / sum.step_ms : 0;
     snprintf(text, FIELD_BYTES, fabs(percent) < 1e4 ? "comm %.1f%%" : "comm %.1e%%", percent);
 }
 

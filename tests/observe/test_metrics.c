@@ -30,10 +30,16 @@ static const lsi_step_record RECORD = {.step = 3,
                                        .lr = 6e-4,
                                        .grad_norm = 1.0 / 3,
                                        .n_tokens = 4096,
+                                       .n_workers = 4,
                                        .step_ms = 250,
+                                       .forward_ms = 60.5,
+                                       .backward_ms = 120.25,
+                                       .optimizer_ms = 30.125,
                                        .comm_ms = 12.5,
                                        .comm_exposed_ms = 1e-3,
-                                       .bytes_sent = (int64_t)1 << 40};
+                                       .wait_ms = 5e-4,
+                                       .bytes_sent = (int64_t)1 << 40,
+                                       .n_skipped = 2};
 
 /* Line number `line` (0 = the first) of the file as JSON; NULL past the end. */
 static json_t *read_line(int line) {
@@ -63,17 +69,24 @@ static void steps_are_kept_exactly_and_at_once(void **state) {
     assert_ok(lsi_metrics_open(path, &metrics));
     lsi_metrics_step(metrics, &RECORD);
     json_t *line = read_line(0); /* before close: every line is flushed */
-    assert_int_equal(json_object_size(line), 10);
+    assert_int_equal(json_object_size(line), 17);
     assert_true(number_of(line, "step") == 3);
     assert_true(number_of(line, "loss") == RECORD.loss);
     assert_true(number_of(line, "lr") == RECORD.lr);
     assert_true(number_of(line, "grad_norm") == RECORD.grad_norm);
     assert_true(number_of(line, "n_tokens") == 4096);
+    assert_true(number_of(line, "n_workers") == 4);
     assert_true(number_of(line, "step_ms") == 250);
+    assert_true(number_of(line, "forward_ms") == 60.5);
+    assert_true(number_of(line, "backward_ms") == 120.25);
+    assert_true(number_of(line, "optimizer_ms") == 30.125);
     assert_true(number_of(line, "comm_ms") == 12.5);
     assert_true(number_of(line, "comm_exposed_ms") == 1e-3);
+    assert_true(number_of(line, "wait_ms") == 5e-4);
     assert_true(number_of(line, "bytes_sent") == 0x1p40);
+    assert_true(number_of(line, "n_skipped") == 2);
     assert_true(number_of(line, "tokens_per_s") == 16384);
+    assert_true(number_of(line, "tokens_per_s_per_worker") == 4096);
     json_decref(line);
 
     lsi_metrics_evaluation(metrics, 3, 1.75, NAN);
@@ -90,6 +103,21 @@ static void steps_are_kept_exactly_and_at_once(void **state) {
     assert_null(read_line(3));
     assert_ok(lsi_metrics_close(metrics));
     assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+/* T116: 4 workers with 4 micro-batches of 2 sequences of 8 tokens each, half a second a step. */
+static void throughput_counts_all_workers_and_micro_batches(void **state) {
+    (void)state;
+    lsi_metrics *metrics;
+    lsi_step_record record = {.n_tokens = 4 * 4 * 2 * 8, .n_workers = 4, .step_ms = 500};
+    assert_ok(lsi_metrics_open(path, &metrics));
+    lsi_metrics_step(metrics, &record);
+    assert_ok(lsi_metrics_close(metrics));
+    json_t *line = read_line(0);
+    assert_true(number_of(line, "n_tokens") == 256);
+    assert_true(number_of(line, "tokens_per_s") == 512);
+    assert_true(number_of(line, "tokens_per_s_per_worker") == 128);
+    json_decref(line);
 }
 
 static void numbers_that_are_none_become_null(void **state) {
@@ -193,6 +221,7 @@ int main(void) {
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
         IN_FOLDER(steps_are_kept_exactly_and_at_once),
+        IN_FOLDER(throughput_counts_all_workers_and_micro_batches),
         IN_FOLDER(numbers_that_are_none_become_null),
         IN_FOLDER(opening_starts_an_empty_file),
         IN_FOLDER(no_metrics_take_anything),

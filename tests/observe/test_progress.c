@@ -17,8 +17,8 @@ static lsi_step_record record_of(int64_t step) {
                              .grad_norm = 0.8123,
                              .n_tokens = 1067,
                              .step_ms = 50,
-                             .comm_ms = 1.55,
-                             .comm_exposed_ms = 1};
+                             .comm_ms = 20, /* mostly hidden: not what is shown */
+                             .comm_exposed_ms = 1.55};
 }
 
 static int setup(void **state) {
@@ -87,7 +87,7 @@ static void strange_numbers_keep_the_line_readable(void **state) {
           .grad_norm = 1e6,
           .n_tokens = 1,
           .step_ms = 2000,
-          .comm_ms = 1e9},
+          .comm_exposed_ms = 1e9},
          "step 10/9  loss 1.000e+30  lr 0.0e+00  norm 1.0e+06  0.5 tokens/s  comm 5.0e+07%  left "
          "0.0 s\n"},
         {{.step = 1, .n_tokens = 1234567890, .step_ms = 1, .loss = -1},
@@ -143,7 +143,7 @@ static void speed_forgets_old_steps(void **state) {
     lsi_progress *progress = open_plain(100, 50);
     for (int64_t step = 1; step <= 50; step++) {
         lsi_step_record record = record_of(step);
-        if (step <= 30) record.step_ms = 10000, record.comm_ms = 9000;
+        if (step <= 30) record.step_ms = 10000, record.comm_exposed_ms = 9000;
         record.n_tokens = 1000;
         lsi_progress_step(progress, &record);
     }
