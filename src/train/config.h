@@ -31,15 +31,22 @@ typedef struct lsi_train_config {
     double lr, min_lr, weight_decay, beta1, beta2, epsilon, clip_norm;
     int64_t warmup_steps;
     const char *schedule;
+    /* gradients */
+    const char *grad_average, *on_nonfinite, *freeze;
+    int64_t max_skips, check_weights_every;
+    bool sync_batch_norm;
     /* communication */
     double bucket_cap_mb, first_bucket_mb;
-    bool bind;
+    bool overlap, rebuild_buckets, bind;
+    const char *comm_hook, *loss_scale;
+    int64_t powersgd_rank, hook_start_step;
+    double powersgd_min_rate, topk_share;
     const char *algo, *progress;
     int64_t timeout_ms;
     /* output */
     const char *out, *json, *trace, *recorder, *config;
     int64_t log_every;
-    bool profile;
+    bool profile, print_buckets;
 } lsi_train_config;
 
 extern const lsi_opt lsi_train_options[];
@@ -61,6 +68,10 @@ typedef struct lsi_run_plan {
     int schedule, tail;
     ls_dtype dtype;         /* of parameters and activations */
     int64_t n_checkpointed; /* blocks whose activations are computed again */
+    int average;            /* LS_AVERAGE_… */
+    int hook;               /* LS_HOOK_…; 0: none */
+    bool skips;             /* steps that are not finite; else they end the run */
+    double loss_scale;      /* of the fp16 hook; 0: dynamic */
 } lsi_run_plan;
 
 /* Checks the configuration against the machine and the data, without starting anything. Errors name

@@ -16,7 +16,7 @@
     { name, 0, LSI_OPT_CHOICE, AT(field), NULL, initial, 0, 0, choices, group, help }
 
 static const char DATA[] = "Data", MODEL[] = "Model", WORK[] = "Work", OPTIMIZER[] = "Optimizer",
-                  COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
+                  GRADIENTS[] = "Gradients", COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
 
 const lsi_opt lsi_train_options[] = {
     TEXT("data", data, "FILE", NULL, DATA,
@@ -102,10 +102,43 @@ const lsi_opt lsi_train_options[] = {
     FLOAT("clip-norm", clip_norm, "1", 0, 1e30, OPTIMIZER,
           "Largest global norm of the gradient (0: no clipping)."),
 
+    CHOICE("grad-average", grad_average, "tokens", "tokens|ranks|sum", GRADIENTS,
+           "What summed gradients are divided by. tokens: targets of the whole step, over all "
+           "workers and micro-batches. ranks: each worker by its own targets, then the mean over "
+           "workers, as loops do whose loss is a mean. sum: nothing."),
+    CHOICE("on-nonfinite", on_nonfinite, "stop", "stop|skip", GRADIENTS,
+           "A loss or gradient that is not finite: end the run and say where it arose, or leave "
+           "the step out on all workers."),
+    INT("max-skips", max_skips, "steps", "10", 1, 1e15, GRADIENTS,
+        "Steps in a row that may be left out before the run ends."),
+    INT("check-weights-every", check_weights_every, "steps", "0", 0, 1e15, GRADIENTS,
+        "Compares the weights of all workers that often (0: at the end only)."),
+    BOOL("sync-batch-norm", sync_batch_norm, GRADIENTS,
+         "convnet: batch norm over the micro-batches of all workers together."),
+    TEXT("freeze", freeze, "PREFIXES", NULL, GRADIENTS,
+         "Parameters whose name begins with one of these (h.0.,wte) are not trained."),
+
     FLOAT("bucket-cap-mb", bucket_cap_mb, "25", 1e-6, 1e6, COMMUNICATION,
           "MiB of gradients that are averaged together."),
     FLOAT("first-bucket-mb", first_bucket_mb, "1", 1e-6, 1e6, COMMUNICATION,
           "MiB of the first bucket, small so that communication starts early."),
+    SWITCH("overlap", overlap, "true", COMMUNICATION,
+           "Averages gradients while the backward pass goes on, not after it."),
+    SWITCH("rebuild-buckets", rebuild_buckets, "true", COMMUNICATION,
+           "After the first step, orders buckets as gradients become ready."),
+    CHOICE("comm-hook", comm_hook, "none", "none|allreduce|noop|bf16|fp16|int8|topk|powersgd",
+           COMMUNICATION, "Sends gradients in fewer bytes, at a loss (docs/hooks.md)."),
+    TEXT("loss-scale", loss_scale, "dynamic|FACTOR", "dynamic", COMMUNICATION,
+         "comm-hook fp16: gradients are multiplied by it on the way, a power of two; dynamic: as "
+         "large as they stay finite, steps in which they did not are left out."),
+    FLOAT("topk-share", topk_share, "0.01", 1e-9, 1, COMMUNICATION,
+          "comm-hook topk: share of the elements that is sent."),
+    INT("powersgd-rank", powersgd_rank, "columns", "4", 1, 64, COMMUNICATION,
+        "comm-hook powersgd: rank of the products that stand for matrices."),
+    FLOAT("powersgd-min-rate", powersgd_min_rate, "2", 1e-9, 1e9, COMMUNICATION,
+          "comm-hook powersgd: matrices that would shrink less are sent whole."),
+    INT("hook-start-step", hook_start_step, "steps", "10", 0, 1e15, COMMUNICATION,
+        "comm-hook topk and powersgd: first steps, in which everything is sent."),
     SWITCH("bind", bind, "true", COMMUNICATION,
            "Binds each worker to its share of the processors (not where threads outnumber them)."),
     TEXT("algo", algo, "TEXT", NULL, COMMUNICATION,
@@ -131,6 +164,8 @@ const lsi_opt lsi_train_options[] = {
          "Prints at the end where rank 0's time went: per op the calls, the time and the rate of "
          "its "
          "products. The first step is left out."),
+    BOOL("print-buckets", print_buckets, OUTPUT,
+         "Prints at the end what was in each bucket of gradients and when it was sent."),
     TEXT("config", config, "FILE", NULL, OUTPUT,
          "Reads options from a JSON file, for example run.json of an earlier run."),
     {0},

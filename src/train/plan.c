@@ -8,6 +8,7 @@
 #include <sys/sysinfo.h>
 
 #include <lockstep/optim.h>
+#include <lockstep/parallel.h>
 
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -387,6 +388,78 @@ static ls_status plan_precision(const lsi_train_config *c, lsi_run_plan *plan) {
                     which);
 }
 
+/* ---- gradients ---- */
+
+typedef struct choice {
+    const char *text;
+    int value;
+} choice;
+
+static const choice averages[] = {
+    {"tokens", LS_AVERAGE_WEIGHTS}, {"ranks", LS_AVERAGE_MEANS}, {"sum", LS_AVERAGE_SUM}};
+
+static const choice hooks[] = {{"none", 0},
+#define HOOK_ROW(name, number, text, help) {text, LS_HOOK_##name},
+                               LS_HOOK_TABLE(HOOK_ROW)
+#undef HOOK_ROW
+};
+
+/* The option table has let through nothing else. */
+static int value_of(const choice *rows, size_t n, const char *text) {
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].text, text) == 0) return rows[i].value;
+    return 0;
+}
+
+static ls_status plan_loss_scale(const lsi_train_config *c, lsi_run_plan *plan) {
+    char *end = NULL;
+    int exponent;
+    if (strcmp(c->loss_scale, "dynamic") == 0) return LS_OK;
+    plan->loss_scale = strtod(c->loss_scale, &end);
+    if (*c->loss_scale && !*end && isfinite(plan->loss_scale) && plan->loss_scale > 0 &&
+        frexp(plan->loss_scale, &exponent) == 0.5)
+        return plan->hook == LS_HOOK_FP16
+                   ? LS_OK
+                   : lsi_fail(LS_ERR_USAGE, "--loss-scale %s is for --comm-hook fp16",
+                              c->loss_scale);
+    return lsi_fail(LS_ERR_USAGE, "--loss-scale %s: expected dynamic or a power of two above 0",
+                    c->loss_scale);
+}
+
+/* What cannot go together. */
+static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *plan) {
+    bool is_lossy = plan->hook != 0 && plan->hook != LS_HOOK_ALL_REDUCE;
+    const struct {
+        bool is_wrong;
+        const char *option, *why;
+    } rows[] = {
+        {c->reproducible && is_lossy, "--comm-hook",
+         "--reproducible promises the same bits for any number of workers, which a hook that "
+         "loses some cannot give"},
+        {c->reproducible && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
+         "--reproducible promises the same bits for any number of workers, on which this mean "
+         "depends"},
+        {c->reproducible && c->sync_batch_norm, "--sync-batch-norm",
+         "--reproducible promises the same bits for any number of workers, on which these norms "
+         "depend"},
+        {c->sync_batch_norm && strcmp(plan->model_class->name, "convnet") != 0, "--sync-batch-norm",
+         "only --model convnet has batch norm"},
+        {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
+         "hooks know one factor for all workers; take --grad-average tokens"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].is_wrong) return lsi_fail(LS_ERR_USAGE, "%s: %s", rows[i].option, rows[i].why);
+    return LS_OK;
+}
+
+static ls_status plan_gradients(const lsi_train_config *c, lsi_run_plan *plan) {
+    plan->average = value_of(averages, sizeof averages / sizeof averages[0], c->grad_average);
+    plan->hook = value_of(hooks, sizeof hooks / sizeof hooks[0], c->comm_hook);
+    plan->skips = strcmp(c->on_nonfinite, "skip") == 0;
+    LSI_TRY(plan_loss_scale(c, plan));
+    return check_gradients(c, plan);
+}
+
 static void plan_threads(const lsi_train_config *c, lsi_run_plan *plan) {
     int64_t share = lsi_cpu_count() / c->workers;
     int64_t automatic = c->reproducible || share < 1 ? 1 : share;
@@ -424,6 +497,7 @@ ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
     LSI_TRY(plan_steps(config, plan));
     LSI_TRY(plan_schedule(config, plan));
     LSI_TRY(plan_precision(config, plan));
+    LSI_TRY(plan_gradients(config, plan));
     plan_threads(config, plan);
     return LS_OK;
 }

@@ -16,6 +16,10 @@
 ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BYTES]) {
     enum { WORDS = 64 / sizeof(float) };
     char all[LSI_MAX_RANKS][64];
+    if (w->plan->hook == LS_HOOK_NOOP) { /* replicas differ by intention */
+        lsi_model_sha256(w->model, sha256);
+        return LS_OK;
+    }
     lsi_model_sha256(w->model, sha256);
     LSI_TRY(ls_all_gather(w->group, sha256, all, WORDS, LS_DTYPE_F32, NULL));
     for (int r = 1; r < w->n_ranks; r++)
@@ -97,6 +101,10 @@ static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *
     if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", json_real(w->last_val_loss));
     if (w->last_val_step >= 0 && !isnan(w->last_val_accuracy))
         json_object_set_new(result, "val_accuracy", json_real(w->last_val_accuracy));
+    json_object_set_new(result, "grad_average", json_string(w->config->grad_average));
+    json_object_set_new(result, "comm_hook", json_string(w->config->comm_hook));
+    json_object_set_new(result, "n_skipped", json_integer(w->n_skipped));
+    json_object_set_new(result, "monitor", lsi_monitor_to_json(w->monitor));
     add_memory(result, w, rows);
     return result;
 }
@@ -125,9 +133,17 @@ static void print_summary(lsi_worker *w, const memory_row *rows) {
     fprintf(out, "communication    %.1f %% of the time, %s sent per step and worker\n",
             100 * exposed / w->wall_s,
             lsi_format_bytes((double)w->bytes_sent, memory, sizeof memory));
+    if (w->n_skipped > 0)
+        fprintf(out, "left out         %" PRId64 " steps that were not finite\n", w->n_skipped);
+    if (w->plan->hook == LS_HOOK_NOOP)
+        fprintf(out, "replicas         differ: --comm-hook noop sends nothing\n");
     fprintf(out, "memory           %s at peak per worker\n",
             lsi_format_bytes((double)rows[0].peak_rss_bytes, memory, sizeof memory));
     fprintf(out, "model            %s/model\n", w->config->out);
+    if (w->n_ranks > 1) {
+        fputc('\n', out);
+        lsi_monitor_print(w->monitor, out);
+    }
     fflush(out);
 }
 
@@ -138,6 +154,10 @@ ls_status lsi_worker_report(lsi_worker *w, const char *sha256) {
     lsi_progress_destroy(w->progress);
     w->progress = NULL;
     print_summary(w, rows);
+    if (w->config->print_buckets) {
+        fputc('\n', w->job->out);
+        LSI_TRY(lsi_worker_print_buckets(w));
+    }
     if (!w->config->json) return LS_OK;
     json_t *result = make_result(w, sha256, rows);
     if (!result) return lsi_fail(LS_ERR_MEMORY, "%s: no memory for the result", w->config->json);

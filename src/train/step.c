@@ -11,8 +11,10 @@
  * running statistics have measured goes with it, and every rank folds it in in the order of the
  * micro-batches. A rank's report:
  *
- *     losses (largest share)   stop (1)   statistics (largest share, n_stats of the model) */
+ *     losses (largest share)   stop (1)   times (3)   statistics (largest share, n_stats of the
+ *                                                     model) */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -53,7 +55,7 @@ lsi_batch lsi_worker_batch(const lsi_worker *w) {
     return batch;
 }
 
-static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro) {
+ls_status lsi_worker_load_micro_batch(lsi_worker *w, int64_t step, int64_t micro) {
     const lsi_run_plan *plan = w->plan;
     int64_t size = plan->micro_batch_size;
     int64_t first = step % plan->steps_per_epoch * w->config->batch_size + micro * size;
@@ -67,7 +69,7 @@ static ls_status load_micro_batch(lsi_worker *w, int64_t step, int64_t micro) {
 }
 
 /* Targets of a whole step: all places but the padded ones of an epoch's last batch. */
-static int64_t count_targets(const lsi_worker *w, int64_t step) {
+int64_t lsi_worker_count_targets(const lsi_worker *w, int64_t step) {
     const lsi_run_plan *plan = w->plan;
     int64_t batch = w->config->batch_size, n_samples = plan->n_samples[LSI_SPLIT_TRAIN];
     int64_t first = step % plan->steps_per_epoch * batch;
@@ -82,129 +84,97 @@ static ls_status set_epoch(lsi_worker *w, int64_t step) {
     return ls_sampler_set_epoch(w->sampler, epoch);
 }
 
-/* ---- gradients ---- */
-
-static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, float *loss,
-                                 float *stats) {
-    int64_t begin_ns = lsi_trace_begin();
-    LSI_TRY(load_micro_batch(w, step, micro));
-    LSI_TRY(ls_ddp_begin_backward(w->ddp));
-    lsi_tape_reset(w->tape, true);
-    lsi_tape_accumulate(w->tape, ls_ddp_accumulates(w->ddp));
-    lsi_tape_seed(w->tape, (uint64_t)w->config->seed, (uint32_t)step, (uint32_t)micro);
-    lsi_batch batch = lsi_worker_batch(w);
-    batch.stats = stats;
-    lsi_tensor *sum = w->model->class->forward(w->model, w->tape, &batch);
-    LSI_TRY(lsi_tape_status(w->tape));
-    *loss = *(const float *)sum->data;
-    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "forward", micro);
-    begin_ns = lsi_trace_begin();
-    LSI_TRY(lsi_tape_backward(w->tape, sum));
-    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "backward", micro);
-    return LS_OK;
-}
-
 int64_t lsi_worker_report_width(const lsi_worker *w) {
-    return w->plan->deal.largest * (1 + w->model->n_stats) + 1;
+    return w->plan->deal.largest * (1 + w->model->n_stats) + 1 + LSI_REPORTED_TIMES;
 }
 
-static float *report_of(const lsi_worker *w, int rank) {
+float *lsi_worker_report_of(const lsi_worker *w, int rank) {
     return w->reported + rank * lsi_worker_report_width(w);
 }
 
 /* Statistics of micro-batch i of a rank; NULL: the model has none. */
-static float *stats_of(const lsi_worker *w, int rank, int64_t i) {
+float *lsi_worker_stats_of(const lsi_worker *w, int rank, int64_t i) {
     int64_t n = w->model->n_stats;
-    return n ? report_of(w, rank) + w->plan->deal.largest + 1 + i * n : NULL;
-}
-
-/* Averaged gradients; losses and statistics of this rank's micro-batches are left in its report. */
-static ls_status compute_gradients(lsi_worker *w, int64_t step) {
-    const lsi_deal *deal = &w->plan->deal;
-    int64_t n_mine = deal->count[w->rank];
-    float *losses = report_of(w, w->rank);
-    LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, 1.0 / (double)count_targets(w, step)));
-    for (int64_t i = 0; i < n_mine; i++) {
-        int64_t micro = deal->first[w->rank] + i;
-        LSI_TRY(lsi_context(run_micro_batch(w, step, micro, &losses[i], stats_of(w, w->rank, i)),
-                            "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));
-    }
-    return lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1);
+    float *report = lsi_worker_report_of(w, rank);
+    return n ? report + w->plan->deal.largest + 1 + LSI_REPORTED_TIMES + i * n : NULL;
 }
 
 /* ---- what all ranks must know ---- */
 
-static ls_status refuse_loss(const lsi_worker *w, int64_t step, int rank, int64_t micro,
-                             float loss) {
-    return lsi_fail(LS_ERR_NUMERIC,
-                    "step %lld: the loss of micro-batch %lld (rank %d) is %g, not a "
-                    "finite number; lower --lr (now %g), use a longer --warmup-steps or a smaller "
-                    "--clip-norm",
-                    (long long)step + 1, (long long)micro, rank, (double)loss, w->config->lr);
-}
-
-/* Ranks have consecutive micro-batches, so this is their global order. */
+/* Ranks have consecutive micro-batches, so this is their global order. With synchronised batch norm
+ * the ranks' micro-batches of a round share their statistics, which count once. */
 static void fold_stats(lsi_worker *w) {
     const lsi_deal *deal = &w->plan->deal;
+    int n_ranks = w->config->sync_batch_norm ? 1 : w->n_ranks;
     if (!w->model->class->fold_stats) return;
-    for (int r = 0; r < w->n_ranks; r++)
+    for (int r = 0; r < n_ranks; r++)
         for (int64_t i = 0; i < deal->count[r]; i++)
-            w->model->class->fold_stats(w->model, stats_of(w, r, i));
+            w->model->class->fold_stats(w->model, lsi_worker_stats_of(w, r, i));
 }
 
-/* Gathers the reports; *loss becomes the step's mean over targets. */
-static ls_status agree_on_step(lsi_worker *w, int64_t step, double *loss) {
+/* The step's mean loss over targets; `what` names the first one that is not finite, if any. */
+static double add_losses(const lsi_worker *w, int64_t step, char what[96]) {
     const lsi_deal *deal = &w->plan->deal;
-    int64_t width = lsi_worker_report_width(w);
-    float *mine = report_of(w, w->rank);
-    mine[deal->largest] = (float)lsi_region_stop_requested(w->region);
-    LSI_TRY(ls_all_gather(w->group, mine, w->reported, width, LS_DTYPE_F32, NULL));
     double sum = 0;
-    w->stop_signal = 0;
     for (int r = 0; r < w->n_ranks; r++) {
-        const float *theirs = report_of(w, r);
-        if (theirs[deal->largest] != 0) w->stop_signal = (int)theirs[deal->largest];
+        const float *losses = lsi_worker_report_of(w, r);
         for (int64_t i = 0; i < deal->count[r]; i++) {
-            if (!isfinite(theirs[i])) return refuse_loss(w, step, r, deal->first[r] + i, theirs[i]);
-            sum += (double)theirs[i];
+            if (!isfinite(losses[i]) && !*what)
+                snprintf(what, 96, "the loss of micro-batch %lld (rank %d) is %g",
+                         (long long)(deal->first[r] + i), r, (double)losses[i]);
+            sum += (double)losses[i];
         }
     }
-    fold_stats(w);
-    *loss = sum / (double)count_targets(w, step);
+    return sum / (double)lsi_worker_count_targets(w, step);
+}
+
+/* Gathers the reports. */
+static ls_status meet(lsi_worker *w, int64_t step, double *loss, char what[96]) {
+    const lsi_deal *deal = &w->plan->deal;
+    float *mine = lsi_worker_report_of(w, w->rank);
+    mine[deal->largest] = (float)lsi_region_stop_requested(w->region);
+    lsi_times_report(w, mine + deal->largest + 1);
+    LSI_TRY(
+        ls_all_gather(w->group, mine, w->reported, lsi_worker_report_width(w), LS_DTYPE_F32, NULL));
+    w->stop_signal = 0;
+    for (int r = 0; r < w->n_ranks; r++) {
+        int signal = (int)lsi_worker_report_of(w, r)[deal->largest];
+        if (signal != 0) w->stop_signal = signal;
+    }
+    *loss = add_losses(w, step, what);
+    if (!*what) fold_stats(w);
     return LS_OK;
 }
 
-/* The parameter to blame when the norm of the averaged gradient is not finite. */
-static ls_status refuse_gradient(const lsi_worker *w, int64_t step, double norm) {
-    const char *name = "?";
-    for (int i = w->model->n_params - 1; i >= 0; i--)
-        if (w->model->params[i].grad &&
-            !isfinite(ls_sum_squares(w->model->params[i].grad, w->model->params[i].count)))
-            name = w->model->params[i].name;
-    return lsi_fail(LS_ERR_NUMERIC,
-                    "step %lld: the norm of the gradient is %g; the first parameter "
-                    "whose gradient is not finite is %s; lower --lr",
-                    (long long)step + 1, norm, name);
+/* ---- weights ---- */
+
+static double learning_rate(const lsi_worker *w, int64_t step) {
+    const ls_schedule schedule = {.peak_lr = w->config->lr,
+                                  .min_lr = w->plan->min_lr,
+                                  .warmup_steps = w->plan->warmup_steps,
+                                  .total_steps = w->plan->total_steps,
+                                  .kind = w->plan->schedule};
+    return ls_schedule_lr(&schedule, step);
 }
 
-static ls_status update_weights(lsi_worker *w, int64_t step, double *lr, double *norm) {
-    int64_t begin_ns = lsi_trace_begin();
-    ls_schedule schedule = {.peak_lr = w->config->lr,
-                            .min_lr = w->plan->min_lr,
-                            .warmup_steps = w->plan->warmup_steps,
-                            .total_steps = w->plan->total_steps,
-                            .kind = w->plan->schedule};
-    *lr = ls_schedule_lr(&schedule, step);
-    int64_t norm_ns = lsi_now_ns();
-    *norm = lsi_optimizer_global_norm(w->optimizer);
-    int64_t update_ns = lsi_now_ns();
-    if (!isfinite(*norm)) return refuse_gradient(w, step, *norm);
-    double factor = ls_clip_factor(*norm, w->config->clip_norm);
-    LSI_TRY(lsi_optimizer_step(w->optimizer, *lr, factor));
-    lsi_trace_end(begin_ns, LSI_TRACE_COMPUTE, "optimizer", step);
+static ls_status update_weights(lsi_worker *w, int64_t step, const char *what,
+                                lsi_step_record *record) {
+    int64_t trace_ns = lsi_trace_begin();
+    bool is_skipped = false;
+    lsi_times_begin(w);
+    record->lr = learning_rate(w, step);
+    record->grad_norm = lsi_optimizer_global_norm(w->optimizer);
+    int64_t norm_ns = lsi_times_lap(w, NULL);
+    LSI_TRY(lsi_worker_judge(w, step, what, record->grad_norm, &is_skipped));
+    if (is_skipped) return LS_OK;
+    double factor = ls_clip_factor(record->grad_norm, w->config->clip_norm);
+    LSI_TRY(lsi_optimizer_step(w->optimizer, record->lr, factor));
+    int64_t update_ns = lsi_times_lap(w, NULL);
+    w->times.optimizer_ns = norm_ns + update_ns;
+    lsi_trace_end(trace_ns, LSI_TRACE_COMPUTE, "optimizer", step);
     if (!w->profile) return LS_OK;
-    lsi_profile_add(w->profile, "gradient norm", LSI_PHASE_STEP, update_ns - norm_ns, 0);
-    lsi_profile_add(w->profile, "adamw", LSI_PHASE_STEP, lsi_now_ns() - update_ns, 0);
+    lsi_profile_add(w->profile, "gradient norm", LSI_PHASE_STEP, norm_ns, 0);
+    lsi_profile_add(w->profile, "adamw", LSI_PHASE_STEP, update_ns, 0);
     return LS_OK;
 }
 
@@ -236,6 +206,16 @@ static void profile_step(lsi_worker *w, int64_t step_ns, int64_t wait_ns) {
     w->profile_ns += step_ns;
 }
 
+/* Sets what only the times of all ranks can tell. */
+static void watch(lsi_worker *w, lsi_step_record *record) {
+    lsi_rank_times ranks[LSI_MAX_RANKS];
+    for (int r = 0; r < w->n_ranks; r++) {
+        const float *times = lsi_worker_report_of(w, r) + w->plan->deal.largest + 1;
+        ranks[r] = (lsi_rank_times){(double)times[0], (double)times[1], (double)times[2]};
+    }
+    lsi_monitor_step(w->monitor, record, ranks);
+}
+
 static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_group_stats *before,
                              int64_t begin_ns) {
     lsi_group_stats after;
@@ -246,6 +226,10 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
     record->comm_exposed_ms =
         (double)(after.wait_ns - before->wait_ns + after.work_ns - before->work_ns) / 1e6;
     record->bytes_sent = after.bytes_sent - before->bytes_sent;
+    record->forward_ms = (double)w->times.forward_ns / 1e6;
+    record->backward_ms = (double)w->times.backward_ns / 1e6;
+    record->optimizer_ms = (double)w->times.optimizer_ns / 1e6;
+    record->n_skipped = w->n_skipped;
     w->wall_s += record->step_ms / 1e3;
     w->n_tokens += record->n_tokens;
     w->bytes_sent = record->bytes_sent;
@@ -256,20 +240,35 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
     profile_step(w, lsi_now_ns() - begin_ns, after.wait_ns - before->wait_ns);
     w->n_done++;
     if (w->rank != 0) return LS_OK;
+    watch(w, record);
     lsi_metrics_step(w->metrics, record);
     lsi_progress_step(w->progress, record);
+    const char *note = lsi_monitor_note(w->monitor);
+    if (note) lsi_progress_say(w->progress, "step %lld: %s", (long long)record->step, note);
     return LS_OK;
+}
+
+/* Replicas that drifted apart are found out before they are saved. */
+static ls_status check_weights(lsi_worker *w, int64_t step) {
+    int64_t every = w->config->check_weights_every;
+    if (every == 0 || (step + 1) % every != 0 || w->plan->hook == LS_HOOK_NOOP) return LS_OK;
+    return lsi_context(ls_ddp_check_weights(w->ddp), "step %lld", (long long)step + 1);
 }
 
 ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
     int64_t begin_ns = lsi_now_ns();
+    char what[96] = "";
     lsi_group_stats before;
     lsi_group_get_stats(w->group, &before);
     lsi_region_set_step(w->region, w->rank, step + 1);
-    lsi_step_record record = {.step = step + 1, .n_tokens = count_targets(w, step)};
+    lsi_step_record record = {
+        .step = step + 1, .n_tokens = lsi_worker_count_targets(w, step), .n_workers = w->n_ranks};
+    lsi_times_open_step(w);
     LSI_TRY(set_epoch(w, step));
-    LSI_TRY(compute_gradients(w, step));
-    LSI_TRY(agree_on_step(w, step, &record.loss));
-    LSI_TRY(update_weights(w, step, &record.lr, &record.grad_norm));
+    LSI_TRY(lsi_worker_compute_gradients(w, step));
+    LSI_TRY(meet(w, step, &record.loss, what));
+    LSI_TRY(update_weights(w, step, *what ? what : NULL, &record));
+    LSI_TRY(check_weights(w, step));
+    lsi_times_close_step(w);
     return record_step(w, &record, &before, begin_ns);
 }

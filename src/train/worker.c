@@ -66,16 +66,17 @@ static ls_status set_up_model(lsi_worker *w) {
         LSI_TRY(lsi_model_narrow(w->model));
         lsi_mem_reset_peaks(); /* until here the masters counted as parameters */
     }
-    ls_ddp_opts ddp = {.struct_size = sizeof ddp,
-                       .bucket_cap_mb = c->bucket_cap_mb,
-                       .first_bucket_mb = c->first_bucket_mb,
-                       .reproducible = c->reproducible};
-    LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &ddp, &w->ddp));
+    LSI_TRY(lsi_worker_set_up_ddp(w));
     size_t n_params = (size_t)w->model->n_params;
     LSI_TRY(lsi_check_alloc(w->masters = lsi_calloc(LSI_MEM_OTHER, n_params, sizeof *w->masters)));
     for (int i = 0; i < w->model->n_params; i++) w->masters[i] = lsi_model_values(w->model, i);
     lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay, w->masters};
     return lsi_optimizer_create(w->model->params, w->model->n_params, &adamw, &w->optimizer);
+}
+
+/* Statistics of synchronised batch norm. */
+static ls_status gather(void *context, const double *mine, int64_t count, double *all) {
+    return ls_all_gather(context, mine, all, count, LS_DTYPE_F64, NULL);
 }
 
 static ls_status set_up_tape(lsi_worker *w) {
@@ -87,6 +88,9 @@ static ls_status set_up_tape(lsi_worker *w) {
     lsi_tape_set_dtype(w->tape, w->plan->dtype);
     lsi_tape_checkpoint(w->tape, w->plan->n_checkpointed);
     lsi_tape_listen(w->tape, ls_ddp_sink(w->ddp));
+    if (w->config->sync_batch_norm)
+        lsi_tape_set_exchange(
+            w->tape, (lsi_exchange){.gather = gather, .context = w->group, .n_ranks = w->n_ranks});
     return LS_OK;
 }
 
@@ -97,6 +101,7 @@ static ls_status set_up_records(lsi_worker *w) {
     w->last_val_step = -1;
     if (w->config->trace) LSI_TRY(lsi_trace_start());
     if (w->rank != 0) return LS_OK;
+    LSI_TRY(lsi_monitor_create(w->n_ranks, &w->monitor));
     char path[4096];
     snprintf(path, sizeof path, "%s/metrics.jsonl", w->config->out);
     LSI_TRY(lsi_metrics_open(path, &w->metrics));
@@ -116,6 +121,7 @@ static ls_status set_up(lsi_worker *w) {
 
 static void clean_up(lsi_worker *w) {
     lsi_progress_destroy(w->progress);
+    lsi_monitor_destroy(w->monitor);
     if (w->metrics) (void)!lsi_metrics_close(w->metrics);
     lsi_trace_stop();
     lsi_free(w->reported);
@@ -128,7 +134,7 @@ static void clean_up(lsi_worker *w) {
     lsi_arena_destroy(w->arena);
     lsi_optimizer_destroy(w->optimizer);
     lsi_free(w->masters);
-    ls_ddp_destroy(w->ddp);
+    lsi_worker_clean_up_ddp(w);
     lsi_model_destroy(w->model);
     lsi_free(w->inputs);
     lsi_free(w->targets);

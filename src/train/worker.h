@@ -7,13 +7,25 @@
 #ifndef LSI_TRAIN_WORKER_H
 #define LSI_TRAIN_WORKER_H
 
+#include <lockstep/optim.h>
 #include <lockstep/parallel.h>
 
 #include "base/hash.h"
 #include "comm/group.h"
-#include "observe/observe.h"
+#include "observe/monitor.h"
 #include "optim/optimizer.h"
 #include "train/train.h"
+
+/* Where this rank's time goes; communication inside of passes is taken out of them. */
+typedef struct lsi_step_times {
+    int64_t forward_ns, backward_ns; /* of the step so far */
+    int64_t optimizer_ns;            /* of the last optimizer step */
+    int64_t last_forward_ns;         /* of the last micro-batch, as the clock saw it, … */
+    int64_t last_backward_ns;        /* … and its backward pass */
+    int64_t met_ns;                  /* communication, as of the last meeting of the ranks */
+    int64_t left_ns;                 /* the same at the end of the last step */
+    int64_t lap_ns, lap_comm_ns;
+} lsi_step_times;
 
 typedef struct lsi_worker {
     const lsi_train_job *job;
@@ -29,6 +41,9 @@ typedef struct lsi_worker {
     int64_t sampler_epoch;
     lsi_model *model;
     ls_ddp *ddp;
+    ls_comm_hook *hook;    /* NULL: none */
+    ls_loss_scaler scaler; /* of the fp16 hook */
+    double wire_factor;    /* what it multiplies with in this step */
     lsi_optimizer *optimizer;
     float **masters; /* float32 values of each parameter */
     lsi_arena *arena;
@@ -46,14 +61,43 @@ typedef struct lsi_worker {
     double last_val_loss, last_val_accuracy; /* the latter NaN for tokens */
     int64_t last_val_step;                   /* -1: never validated */
     double wall_s;                           /* of all training steps */
+    int64_t n_skipped, n_skipped_in_a_row;   /* steps that changed no weights */
     int64_t n_tokens;                        /* trained on, all ranks */
     int64_t bytes_sent;                      /* by this rank in the last step */
 
+    lsi_step_times times;   /* see times.c */
+    lsi_monitor *monitor;   /* rank 0 */
     lsi_profile *profile;   /* rank 0 with --profile */
     int64_t profile_ns;     /* of the steps in it */
     lsi_metrics *metrics;   /* rank 0 */
     lsi_progress *progress; /* rank 0 */
 } lsi_worker;
+
+/* ---- gradients and their exchange, gradients.c ---- */
+
+/* What is frozen, the hook, and the ddp. */
+LS_CHECKED ls_status lsi_worker_set_up_ddp(lsi_worker *w);
+void lsi_worker_clean_up_ddp(lsi_worker *w);
+/* Whether the averaged gradients of a step, whose norm is `norm`, must not be used, because a
+ * loss or the norm is not finite: `what` says which, NULL if none. The same on all ranks. Not
+ * allowed to go on: LS_ERR_NUMERIC, with all that can be found out. */
+LS_CHECKED ls_status lsi_worker_judge(lsi_worker *w, int64_t step, const char *what, double norm,
+                                      bool *is_skipped);
+/* Averaged gradients; losses and statistics of this rank's micro-batches are left in its report. */
+LS_CHECKED ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step);
+LS_CHECKED ls_status lsi_worker_print_buckets(lsi_worker *w);
+
+/* ---- times.c ---- */
+
+enum { LSI_REPORTED_TIMES = 3 };
+/* Around a step: communication between steps (validation, set-up) belongs to none. */
+void lsi_times_open_step(lsi_worker *w);
+void lsi_times_close_step(lsi_worker *w);
+void lsi_times_begin(lsi_worker *w);
+/* Time since begin or the last lap, without communication. */
+int64_t lsi_times_lap(lsi_worker *w, int64_t *wall_ns);
+/* What the other ranks are told, just before they meet. */
+void lsi_times_report(lsi_worker *w, float times[LSI_REPORTED_TIMES]);
 
 /* One optimizer step (0 = the first). */
 LS_CHECKED ls_status lsi_worker_step(lsi_worker *w, int64_t step);
@@ -64,10 +108,18 @@ LS_CHECKED ls_status lsi_worker_evaluate(lsi_worker *w, double *loss, double *ac
  * it up. */
 LS_CHECKED ls_status lsi_worker_load(lsi_worker *w, lsi_split split, int64_t index, int64_t place,
                                      bool without_targets);
+/* Micro-batch `micro` of a step, numbered over all ranks. */
+LS_CHECKED ls_status lsi_worker_load_micro_batch(lsi_worker *w, int64_t step, int64_t micro);
+/* Targets of a whole step, all ranks: all places but the padded ones of an epoch's last batch. */
+int64_t lsi_worker_count_targets(const lsi_worker *w, int64_t step);
 /* The micro-batch that was loaded. */
 lsi_batch lsi_worker_batch(const lsi_worker *w);
 /* Floats that a rank reports after a step. */
 int64_t lsi_worker_report_width(const lsi_worker *w);
+/* What a rank reported (or will: its own) after the last step, … */
+float *lsi_worker_report_of(const lsi_worker *w, int rank);
+/* … and of that the statistics of its micro-batch i; NULL: the model has none. */
+float *lsi_worker_stats_of(const lsi_worker *w, int rank, int64_t i);
 bool lsi_worker_has_images(const lsi_worker *w);
 size_t lsi_worker_sample_bytes(const lsi_worker *w); /* of a sample's inputs */
 /* Hash of the weights, after comparing it over all ranks; collective. */

@@ -1,0 +1,164 @@
+/* A step's averaged gradients: the ddp that a configuration asks for, and the passes it listens to.
+ */
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/trace.h"
+#include "observe/bucket_table.h"
+#include "train/worker.h"
+
+/* ---- set-up ---- */
+
+/* Whether a name begins with one of the words that commas part. */
+static bool begins_with_one_of(const char *name, const char *words) {
+    for (const char *at = words; *at;) {
+        size_t n = strcspn(at, ",");
+        if (n > 0 && strncmp(name, at, n) == 0) return true;
+        at += n + (at[n] == ',');
+    }
+    return false;
+}
+
+static ls_status freeze(lsi_worker *w) {
+    int n_frozen = 0;
+    if (!w->config->freeze) return LS_OK;
+    for (int i = 0; i < w->model->n_params; i++) {
+        ls_param *param = &w->model->params[i];
+        if (!begins_with_one_of(param->name, w->config->freeze)) continue;
+        param->flags |= LS_PARAM_FROZEN;
+        n_frozen++;
+    }
+    if (n_frozen > 0) return LS_OK;
+    return lsi_fail(LS_ERR_USAGE,
+                    "--freeze %s: no parameter has a name that begins so; the first one is %s "
+                    "(lockstep inspect MODEL lists them)",
+                    w->config->freeze, w->model->params[0].name);
+}
+
+/* Gradients on their way are sums over targets: the factor that torch's scaler begins with, which
+ * is meant for means, would be too large by their number. */
+static void set_up_scale(lsi_worker *w) {
+    w->scaler = (ls_loss_scaler)LS_LOSS_SCALER_INIT;
+    for (int64_t n = lsi_worker_count_targets(w, 0); n > 1; n /= 2) w->scaler.scale /= 2;
+    w->wire_factor = w->plan->loss_scale > 0 ? w->plan->loss_scale : w->scaler.scale;
+}
+
+static ls_status set_up_hook(lsi_worker *w) {
+    const lsi_train_config *c = w->config;
+    if (w->plan->hook == 0) return LS_OK;
+    set_up_scale(w);
+    const ls_hook_opts opts = {.struct_size = sizeof opts,
+                               .topk_share = c->topk_share,
+                               .powersgd_rank = (int)c->powersgd_rank,
+                               .start_step = c->hook_start_step == 0 ? -1 : c->hook_start_step,
+                               .min_rate = c->powersgd_min_rate,
+                               .seed = (uint64_t)c->seed,
+                               .factor = w->plan->hook == LS_HOOK_FP16 ? &w->wire_factor : NULL};
+    return ls_hook_create((ls_hook_kind)w->plan->hook, &opts, &w->hook);
+}
+
+ls_status lsi_worker_set_up_ddp(lsi_worker *w) {
+    const lsi_train_config *c = w->config;
+    LSI_TRY(freeze(w));
+    LSI_TRY(set_up_hook(w));
+    const ls_ddp_opts opts = {.struct_size = sizeof opts,
+                              .bucket_cap_mb = c->bucket_cap_mb,
+                              .first_bucket_mb = c->first_bucket_mb,
+                              .reproducible = c->reproducible,
+                              .average = w->plan->average,
+                              .keep_buckets = !c->rebuild_buckets,
+                              .no_overlap = !c->overlap,
+                              .hook = w->hook};
+    return ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp);
+}
+
+void lsi_worker_clean_up_ddp(lsi_worker *w) {
+    ls_ddp_destroy(w->ddp);
+    ls_hook_destroy(w->hook);
+}
+
+/* ---- passes ---- */
+
+static lsi_tensor *forward(lsi_worker *w, int64_t step, int64_t micro, float *stats) {
+    lsi_tape_reset(w->tape, true);
+    lsi_tape_accumulate(w->tape, ls_ddp_accumulates(w->ddp));
+    lsi_tape_seed(w->tape, (uint64_t)w->config->seed, (uint32_t)step, (uint32_t)micro);
+    lsi_batch batch = lsi_worker_batch(w);
+    batch.stats = stats;
+    return w->model->class->forward(w->model, w->tape, &batch);
+}
+
+static int64_t count_loaded_targets(const lsi_worker *w) {
+    int64_t n = w->plan->micro_batch_size * w->plan->sample.n_time, found = 0;
+    for (int64_t i = 0; i < n; i++) found += w->targets[i] >= 0;
+    return found;
+}
+
+static ls_status run_micro_batch(lsi_worker *w, int64_t step, int64_t micro, float *loss,
+                                 float *stats) {
+    lsi_step_times *t = &w->times;
+    int64_t trace_ns = lsi_trace_begin();
+    LSI_TRY(lsi_worker_load_micro_batch(w, step, micro));
+    if (w->plan->average == LS_AVERAGE_MEANS)
+        LSI_TRY(ls_ddp_weigh(w->ddp, (double)count_loaded_targets(w)));
+    LSI_TRY(ls_ddp_begin_backward(w->ddp));
+    lsi_tensor *sum = forward(w, step, micro, stats);
+    LSI_TRY(lsi_tape_status(w->tape));
+    *loss = *(const float *)sum->data;
+    lsi_trace_end(trace_ns, LSI_TRACE_COMPUTE, "forward", micro);
+    t->forward_ns += lsi_times_lap(w, &t->last_forward_ns);
+    trace_ns = lsi_trace_begin();
+    LSI_TRY(lsi_tape_backward(w->tape, sum));
+    lsi_trace_end(trace_ns, LSI_TRACE_COMPUTE, "backward", micro);
+    t->backward_ns += lsi_times_lap(w, &t->last_backward_ns);
+    return LS_OK;
+}
+
+/* Factor of the summed gradients; 0: the ddp knows. */
+static double scale_of(const lsi_worker *w, int64_t step) {
+    if (w->plan->average != LS_AVERAGE_WEIGHTS) return 0;
+    return 1.0 / (double)lsi_worker_count_targets(w, step);
+}
+
+ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step) {
+    const lsi_deal *deal = &w->plan->deal;
+    int64_t n_mine = deal->count[w->rank];
+    float *losses = lsi_worker_report_of(w, w->rank);
+    w->times.forward_ns = w->times.backward_ns = 0;
+    lsi_times_begin(w);
+    LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, scale_of(w, step)));
+    for (int64_t i = 0; i < n_mine; i++) {
+        int64_t micro = deal->first[w->rank] + i;
+        LSI_TRY(lsi_context(
+            run_micro_batch(w, step, micro, &losses[i], lsi_worker_stats_of(w, w->rank, i)),
+            "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));
+    }
+    return lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1);
+}
+
+/* ---- buckets ---- */
+
+/* The ddp's times begin with the last micro-batch's forward pass, those shown with its backward. */
+ls_status lsi_worker_print_buckets(lsi_worker *w) {
+    int n = ls_ddp_n_buckets(w->ddp);
+    double forward_ms = (double)w->times.last_forward_ns / 1e6;
+    lsi_bucket_row *rows = lsi_calloc(LSI_MEM_OTHER, (size_t)n, sizeof *rows);
+    LSI_TRY(lsi_check_alloc(rows));
+    for (int b = 0; b < n; b++) {
+        ls_bucket_info info;
+        ls_status status = ls_ddp_get_bucket(w->ddp, b, &info);
+        (void)status; /* b is in range */
+        rows[b] = (lsi_bucket_row){.index = b,
+                                   .count = info.count,
+                                   .bytes = info.bytes,
+                                   .dtype = ls_dtype_name(info.dtype),
+                                   .n_params = info.n_params,
+                                   .first_param = w->model->params[info.first_param].name,
+                                   .ready_ms = info.ready_ms - forward_ms,
+                                   .posted_ms = info.posted_ms - forward_ms,
+                                   .done_ms = info.done_ms - forward_ms};
+    }
+    lsi_bucket_print(rows, n, (double)w->times.last_backward_ns / 1e6, w->job->out);
+    lsi_free(rows);
+    return LS_OK;
+}
