@@ -16,10 +16,10 @@ enum { HIDDEN = 24, MICRO_BATCHES = 8, SAMPLES = 4, STEPS = 3000, W1 = 0, B1, W2
 static const float LEARNING_RATE = 0.05f;
 static float w1[HIDDEN], b1[HIDDEN], w2[HIDDEN], b2[1];
 static ls_param params[N_PARAMS] = {
-    {"w1", HIDDEN, LS_DTYPE_F32, 0, w1, NULL},
-    {"b1", HIDDEN, LS_DTYPE_F32, 0, b1, NULL},
-    {"w2", HIDDEN, LS_DTYPE_F32, 0, w2, NULL},
-    {"b2", 1, LS_DTYPE_F32, 0, b2, NULL},
+    {.name = "w1", .count = HIDDEN, .dtype = LS_DTYPE_F32, .data = w1},
+    {.name = "b1", .count = HIDDEN, .dtype = LS_DTYPE_F32, .data = b1},
+    {.name = "w2", .count = HIDDEN, .dtype = LS_DTYPE_F32, .data = w2},
+    {.name = "b2", .count = 1, .dtype = LS_DTYPE_F32, .data = b2},
 };
 
 #define TRY(call)                                                                                  \
