@@ -9,7 +9,8 @@
 
 /* C = alpha * op(A) * op(B) + beta * C, row-major float32; op(A) is (m x k), op(B) (k x n);
  * lda, ldb, ldc are row strides of the matrices as stored. beta = 0 never reads C. The same call
- * with the same number of threads gives the same bits. m, n or k of 0 are fine. */
+ * with the same number of threads gives the same bits, wherever the matrices lie; inside a range of
+ * a loop the number is one (threads.h). m, n or k of 0 are fine. */
 LS_CHECKED ls_status lsi_gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k,
                               float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                               float beta, float *c, int64_t ldc);

@@ -48,7 +48,8 @@ typedef struct lsi_scratch {
 } lsi_scratch;
 
 /* *cache is made at the first call. The same call with the same number of threads gives the same
- * bits. */
+ * bits, wherever the operands lie and whatever ran before; inside a range of a loop the number is
+ * one (threads.h). */
 LS_CHECKED ls_status lsi_multiply(lsi_product_cache **cache, const lsi_scratch *scratch,
                                   const lsi_product *product);
 void lsi_product_cache_destroy(lsi_product_cache *cache); /* NULL does nothing */

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "tensor/threads.h"
 
 /* ---- the two versions ---- */
 
@@ -72,10 +73,12 @@ static dnnl_status_t append_sum(dnnl_post_ops_t ops) {
 
 /* ---- kinds of products ---- */
 
-/* What a primitive depends on; compared as bytes, so zeroed before it is filled. */
+/* What a primitive depends on; compared as bytes, so zeroed before it is filled. How it divides its
+ * work, and with it the order of its additions, is settled for a number of threads when it is made,
+ * not when it runs. */
 typedef struct kind {
     int64_t m, n, k, a_stride, b_stride, c_stride;
-    int dtype, c_dtype;
+    int dtype, c_dtype, n_threads;
     bool a_transposed, b_transposed, has_bias, add, packs;
 } kind;
 
@@ -314,7 +317,7 @@ static kind kind_of(const lsi_product *p) {
     memset(&k, 0, sizeof k);
     k.m = p->m, k.n = p->n, k.k = p->k;
     k.a_stride = p->a.stride, k.b_stride = p->b.stride, k.c_stride = p->c_stride;
-    k.dtype = (int)p->a.dtype, k.c_dtype = (int)p->c_dtype;
+    k.dtype = (int)p->a.dtype, k.c_dtype = (int)p->c_dtype, k.n_threads = lsi_product_threads();
     k.a_transposed = p->a.transposed, k.b_transposed = p->b.transposed;
     k.has_bias = p->bias != NULL, k.add = p->add, k.packs = wants_packing(p);
     return k;

@@ -1,10 +1,13 @@
 /* Number of threads, and loops over ranges (see threads.h).
  *
- * The number is one atomic, read by every thread that computes. OpenMP keeps its own number per
- * thread, so a thread brings it up to date before its first product (`applied`). oneDNN and the
- * OpenMP build of OpenBLAS take the number from OpenMP, the pthread build of OpenBLAS from a call
- * of its own. Those two calls are looked up at run time, because whether they exist depends on the
- * library that the process was linked with.
+ * The number is one atomic, read by every thread that computes. oneDNN and the OpenMP build of
+ * OpenBLAS take theirs from OpenMP, the pthread build of OpenBLAS from a call of its own. Those two
+ * calls are looked up at run time, because whether they exist depends on the library that the
+ * process was linked with.
+ *
+ * OpenMP keeps its number per task, not per thread: members of a team start with the number of who
+ * made the team, and what they set is gone with the team. A note of what this thread set last would
+ * be wrong after every team, so each product sets the number again: a store of a few nanoseconds.
  *
  * A product inside a range of a loop runs on one thread, also where the loop is too short to be
  * shared out: its bits would depend on their number otherwise. The pthread build of OpenBLAS has
@@ -20,7 +23,6 @@ enum { GRAIN_ELEMS = 16384 }; /* 4 to 20 microseconds of element-wise work */
 
 static _Atomic int n_threads = 1;
 static _Atomic int openblas_has; /* 0: not told yet */
-static _Thread_local int applied;
 static _Thread_local bool in_range;
 
 /* Looked up once: a product may change the number, and there are many. */
@@ -55,13 +57,15 @@ static void apply_to_openblas(int wanted) {
     atomic_store(&openblas_has, wanted);
 }
 
+int lsi_product_threads(void) {
+    return in_range ? 1 : lsi_compute_threads();
+}
+
 void lsi_threads_apply(void) {
-    int wanted = in_range ? 1 : lsi_compute_threads();
+    int wanted = lsi_product_threads();
     apply_to_openblas(wanted);
     static void *_Atomic set;
-    if (applied == wanted) return;
     call_setter("omp_set_num_threads", &set, wanted);
-    applied = wanted;
 }
 
 int64_t lsi_grain(int64_t elems) {

@@ -21,7 +21,9 @@ int lsi_n_workers(int64_t n, int64_t grain);
 void lsi_for_ranges(int64_t n, int64_t grain, lsi_range_fn range, void *context);
 /* Items of `elems` elements each that are worth a thread. */
 int64_t lsi_grain(int64_t elems);
-/* Makes the calling thread's OpenMP settings follow lsi_compute_set_threads. */
+/* How many threads a product made here runs on: one inside a range, else lsi_compute_threads(). */
+int lsi_product_threads(void);
+/* Makes the libraries follow lsi_product_threads; holds until a range or a team begins or ends. */
 void lsi_threads_apply(void);
 
 #endif

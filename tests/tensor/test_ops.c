@@ -898,12 +898,10 @@ static bool is_ours(const op_kind *kind) {
            kind != &head_kind;
 }
 
-static void bits_do_not_depend_on_threads(void **state) {
-    (void)state;
+static void compare_numbers_of_threads(ls_dtype dtype) {
     for (int i = 0; i < N_CASES; i++) {
         if (!is_ours(cases[i].kind)) continue;
-        fixture one = open_fixture(&cases[i], LS_DTYPE_F32),
-                two = open_fixture(&cases[i], LS_DTYPE_F32);
+        fixture one = open_fixture(&cases[i], dtype), two = open_fixture(&cases[i], dtype);
         run_case(&one, AS_PARAMS);
         lsi_compute_set_threads(2);
         run_case(&two, AS_PARAMS);
@@ -914,6 +912,12 @@ static void bits_do_not_depend_on_threads(void **state) {
         close_fixture(&one);
         close_fixture(&two);
     }
+}
+
+static void bits_do_not_depend_on_threads(void **state) {
+    (void)state;
+    compare_numbers_of_threads(LS_DTYPE_F32);
+    compare_numbers_of_threads(LS_DTYPE_BF16);
 }
 
 static double exact_loss(fixture *f) {
