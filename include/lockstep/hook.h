@@ -1,11 +1,11 @@
 /* Communication hooks: other ways to bring a bucket of gradients to all ranks than an all-reduce of
  * all its bits, to save bytes on slow links. Ours, or one of your own.
  *
- * A hook is run for each bucket. Stage 0 comes as soon as the bucket is complete, while the backward
- * pass goes on; it posts a work on the group. When that work is done, ls_ddp_finish_step runs stage
- * 1, and so on, until a stage posts nothing: the bucket's gradients are the result then. Stages 0
- * are posted in the order of buckets; then in finish_step all stages 1 in that order, all stages 2,
- * …: on every rank alike. */
+ * A hook is run for each bucket. Stage 0 comes as soon as the bucket is complete, while the
+ * backward pass goes on; it posts a work on the group. When that work is done, ls_ddp_finish_step
+ * runs stage 1, and so on, until a stage posts nothing: the bucket's gradients are the result then.
+ * Stages 0 are posted in the order of buckets; then in finish_step all stages 1 in that order, all
+ * stages 2, …: on every rank alike. */
 #ifndef LOCKSTEP_HOOK_H
 #define LOCKSTEP_HOOK_H
 
@@ -64,20 +64,22 @@ typedef enum ls_hook_kind {
 } ls_hook_kind;
 
 typedef struct ls_hook_opts {
-    uint32_t struct_size;  /* sizeof(ls_hook_opts) */
-    double topk_share;     /* topk: share of a bucket's elements that is sent, (0, 1]; 0: 0.01 */
-    int powersgd_rank;     /* columns of the thin matrices, 1 to 64; 0: 4 */
-    int64_t start_step;    /* powersgd, topk: before this step everything is sent; 0: 10; < 0: none */
-    double min_rate;       /* powersgd: matrices that would shrink less are sent as they are; 0: 2 */
-    uint64_t seed;         /* powersgd: of the first thin matrices, the same on all ranks */
-    const double *factor;  /* fp16: gradients are multiplied by *factor on the wire (a loss scale,
-                              the same on all ranks, read at each bucket); NULL: 1 */
+    uint32_t struct_size; /* sizeof(ls_hook_opts) */
+    double topk_share;    /* topk: share of a bucket's elements that is sent, (0, 1]; 0: 0.01 */
+    int powersgd_rank;    /* columns of the thin matrices, 1 to 64; 0: 4 */
+    int64_t start_step; /* powersgd, topk: before this step everything is sent; 0: 10; < 0: none */
+    double min_rate; /* powersgd: matrices that would shrink less are sent as they are; 0: 2, else
+                        finite and > 0 */
+    uint64_t seed;   /* powersgd: of the first thin matrices, the same on all ranks */
+    const double *factor; /* fp16: gradients are multiplied by *factor on the wire (a loss scale,
+                             the same on all ranks, read at each bucket); NULL: 1 */
 } ls_hook_opts;
 
 #define LS_HOOK_OPTS_INIT                                                                          \
     { sizeof(ls_hook_opts), 0, 0, 0, 0, 0, 0 }
 
-/* Local. opts NULL: defaults. The caller owns *hook and destroys it after the ddp that uses it.
+/* Local. opts NULL: defaults. The caller owns *hook and destroys it after the ddp that uses it and
+ * before the group, whose memory it holds; ls_hook_destroy is for hooks made here only.
  * LS_ERR_ARGUMENT names every bad field. */
 LS_API LS_CHECKED ls_status ls_hook_create(ls_hook_kind kind, const ls_hook_opts *opts,
                                            ls_comm_hook **hook);

@@ -1,25 +1,28 @@
 /* Matrices as products of two thin ones, with error feedback.
  *
  * Source: Vogels, Karimireddy, Jaggi: "PowerSGD: practical low-rank gradient compression for
- * distributed optimization", NeurIPS 2019, algorithms 1 and 2; one step of subspace iteration a
- * step.
+ * distributed optimization", NeurIPS 2019, algorithms 1 and 2: one step of subspace iteration in
+ * each step of training.
  *
- * A parameter of n_dims >= 2 is a matrix of shape[0] rows. It is compressed if n m > min_rate r (n
- * + m), for n rows, m columns, rank r; all else in the bucket goes along in the first all-reduce.
+ * A parameter of n_dims >= 2 is a matrix of n = shape[0] rows and m columns. It is compressed to
+ * rank r if n m > min_rate r (n + m); all else in the bucket goes along in the first all-reduce.
  *
- *     stage 0   M = gradient + what was left out;  P = M Q      all-reduce [P | what is not a
- * matrix] stage 1   P = orthonormal columns of P;      Q = M' P     all-reduce Q left out = M - P
- * Q'  (the rank's own Q) stage 2   gradient = P Q';  Q is where the next step begins
+ *     stage 0   M = gradient + what was left out; P = M Q
+ *               all-reduce P and what is not compressed
+ *     stage 1   P = orthonormal columns of P; Q = M' P; left out = M - P Q'
+ *               all-reduce Q
+ *     stage 2   gradient = P Q'; the next step begins with Q
  *
- * Each rank sends 2 f 4 r (n + m) bytes instead of 2 f 4 n m, f = (N - 1) / N.
+ * Each rank sends 2 f 4 r (n + m) bytes instead of 2 f 4 n m, f = (N - 1) / N for N ranks.
  *
  * [Note: nothing is lost] Rank i's M_i = g_i + e_i, in units before scaling. P is the same on all
  * ranks after the first all-reduce. The result is G = P (s sum_i M_i' P)' = P P' s sum_i M_i, with
  * s the scale. The rank keeps e_i = M_i - P (M_i' P)' = (1 - P P') M_i, from its own Q before the
  * second all-reduce. So G + s sum_i e_i = s sum_i M_i, whatever P is: over steps, the results and
  * what is left out add up to the true averages. P P' is a projection, so what is left out is never
- * longer than M_i. (Subtracting G / (s N) from M_i instead would keep the sum, too, but let the
- * ranks' deviations from the mean pile up in e_i until float32 loses the sum in them.)
+ * longer than M_i. (Subtracting G / (s N) from M_i instead would keep the sum, too, but never take
+ * the ranks' deviations from the mean out of e_i: they would pile up until float32 loses the sum in
+ * them.)
  *
  * Q is kept from step to step with columns of length 1: only their directions matter, since P is
  * made orthonormal. Columns without a direction (at first, or when the matrix had fewer independent
@@ -34,15 +37,12 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "parallel/hook_columns.h"
 #include "parallel/hook_impl.h"
 
 #include <lockstep/optim.h>
 
-enum { N_LANES = 16 };
-
-/* A column that is shorter than this after the others were taken off it, relative to what it was,
- * is rounding: float32 sums leave some 1e-6. */
-static const double DEPENDENT = 1e-5;
+enum { LINE_ELEMS = 16 };
 
 /* A matrix to compress. */
 typedef struct matrix {
@@ -101,7 +101,8 @@ static void bucket_elems(const powersgd *s, const ls_bucket *bucket, int64_t *fi
         *first += first_elems(&shape, param);
         *second += second_elems(&shape);
     }
-    *first = (*first + N_LANES - 1) / N_LANES * N_LANES; /* what follows begins on a line */
+    *first =
+        (*first + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS; /* what follows begins on a line */
 }
 
 static int64_t wire_bytes(const void *state, const ls_group *group, const ls_bucket *bucket) {
@@ -187,61 +188,6 @@ static ls_status prepare(void *state, ls_group *group, const ls_param *params, i
     return lsi_hook_wires_make(&s->wires, group, buckets, n_buckets, wire_bytes, s);
 }
 
-/* ---- arithmetic on rows and columns; sums in lanes, so that their order is written down ---- */
-
-#define DOT(name, type)                                                                            \
-    static type name(const float *x, const float *y, int64_t n) {                                  \
-        type lane[N_LANES] = {0};                                                                  \
-        int64_t i = 0;                                                                             \
-        for (; i + N_LANES <= n; i += N_LANES)                                                     \
-            for (int l = 0; l < N_LANES; l++) lane[l] += (type)x[i + l] * (type)y[i + l];          \
-        for (int l = 0; i < n; l++, i++) lane[l] += (type)x[i] * (type)y[i];                       \
-        for (int half = N_LANES / 2; half > 0; half /= 2)                                          \
-            for (int l = 0; l < half; l++) lane[l] += lane[l + half];                              \
-        return lane[0];                                                                            \
-    }
-DOT(dot, float)
-DOT(exact_dot, double)
-
-/* y += a x */
-static void add_times(float *restrict y, const float *restrict x, float a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] += a * x[i];
-}
-
-/* y -= a x */
-static void take_off(float *restrict y, const float *restrict x, double a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] = (float)(y[i] - a * x[i]);
-}
-
-static void fill(float *x, float value, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] = value;
-}
-
-/* To length 1; zeros if it is shorter than `least`, NaN if it is not finite. */
-static void normalize(float *x, int64_t n, double least) {
-    double length = sqrt(ls_sum_squares(x, n));
-    if (!isfinite(length))
-        fill(x, NAN, n);
-    else if (length <= least)
-        fill(x, 0, n);
-    else
-        for (int64_t i = 0; i < n; i++) x[i] = (float)(x[i] / length);
-}
-
-/* Modified Gram-Schmidt, each column twice (Giraud, Langou, Rozloznik: "The loss of orthogonality
- * in the Gram-Schmidt orthogonalization process", 2005: twice is enough). */
-static void orthonormalize(float *p, int rank, int64_t n) {
-    for (int c = 0; c < rank; c++) {
-        float *column = p + c * n;
-        double before = sqrt(ls_sum_squares(column, n));
-        for (int k = 0; k < 2 * c; k++) {
-            const float *other = p + k % c * n;
-            take_off(column, other, exact_dot(column, other, n), n);
-        }
-        normalize(column, n, DEPENDENT * before);
-    }
-}
-
 /* ---- a matrix in each stage ---- */
 
 static void draw_columns(const powersgd *s, const place *at, int64_t step) {
@@ -266,32 +212,32 @@ static void make_p(const place *at, double scale) {
         const float *restrict grad = at->grad + i * m->n_columns;
         for (int64_t j = 0; j < m->n_columns; j++) row[j] = grad[j] + row[j] * factor;
         for (int c = 0; c < m->rank; c++)
-            at->p[c * m->n_rows + i] = dot(row, m->q + c * m->n_columns, m->n_columns);
+            at->p[c * m->n_rows + i] = lsi_columns_dot(row, m->q + c * m->n_columns, m->n_columns);
     }
 }
 
 /* Q = M' P, and M becomes what is left out. */
 static void make_q(const place *at) {
     const matrix *m = at->matrix;
-    orthonormalize(at->p, m->rank, m->n_rows);
-    fill(at->q, 0, second_elems(m));
+    lsi_columns_orthonormalize(at->p, m->rank, m->n_rows);
+    lsi_columns_fill(at->q, 0, second_elems(m));
     for (int64_t i = 0; i < m->n_rows; i++)
         for (int c = 0; c < m->rank; c++)
-            add_times(at->q + c * m->n_columns, at->error->left_out + i * m->n_columns,
-                      at->p[c * m->n_rows + i], m->n_columns);
+            lsi_columns_add_times(at->q + c * m->n_columns, at->error->left_out + i * m->n_columns,
+                                  at->p[c * m->n_rows + i], m->n_columns);
     for (int64_t i = 0; i < m->n_rows; i++)
         for (int c = 0; c < m->rank; c++)
-            add_times(at->error->left_out + i * m->n_columns, at->q + c * m->n_columns,
-                      -at->p[c * m->n_rows + i], m->n_columns);
+            lsi_columns_add_times(at->error->left_out + i * m->n_columns, at->q + c * m->n_columns,
+                                  -at->p[c * m->n_rows + i], m->n_columns);
 }
 
 static void make_gradient(const place *at) {
     const matrix *m = at->matrix;
-    fill(at->grad, 0, at->count);
+    lsi_columns_fill(at->grad, 0, at->count);
     for (int64_t i = 0; i < m->n_rows; i++)
         for (int c = 0; c < m->rank; c++)
-            add_times(at->grad + i * m->n_columns, at->q + c * m->n_columns,
-                      at->p[c * m->n_rows + i], m->n_columns);
+            lsi_columns_add_times(at->grad + i * m->n_columns, at->q + c * m->n_columns,
+                                  at->p[c * m->n_rows + i], m->n_columns);
 }
 
 /* Where the next step begins. A step that was not finite leaves nothing. */
@@ -300,10 +246,11 @@ static void keep_q(const place *at) {
     bool is_finite = isfinite(ls_sum_squares(at->q, second_elems(m)));
     memcpy(m->q, at->q, (size_t)second_elems(m) * sizeof(float));
     if (!is_finite) {
-        fill(m->q, 0, second_elems(m));
-        fill(at->error->left_out, 0, at->count);
+        lsi_columns_fill(m->q, 0, second_elems(m));
+        lsi_columns_fill(at->error->left_out, 0, at->count);
     }
-    for (int c = 0; c < m->rank; c++) normalize(m->q + c * m->n_columns, m->n_columns, 0);
+    for (int c = 0; c < m->rank; c++)
+        lsi_columns_normalize(m->q + c * m->n_columns, m->n_columns, 0);
 }
 
 /* ---- stages ---- */

@@ -3,10 +3,10 @@
  * Sources: Stich, Cordonnier, Jaggi: "Sparsified SGD with memory", NeurIPS 2018; Lin, Han, Mao,
  * Wang, Dally: "Deep gradient compression", ICLR 2018.
  *
- *     stage 0   gradient += what was left out; take the k = max(1, share * count) largest
- * magnitudes, of equal ones those at lower places; keep the rest for the next step; gather the
- *               (place, value) pairs of all ranks
- *     stage 1   add the pairs of rank 0, 1, … into a bucket of zeros, times scale
+ *     stage 0   add what was left out; take the k = max(1, share * count) largest magnitudes, of
+ *               equal ones those at lower places; keep the rest for the next step
+ *               all-gather the (place, value) pairs of all ranks
+ *     stage 1   add the pairs of rank 0, 1, … into a bucket of zeros; times scale
  *
  * Each rank sends (n - 1) 8 k bytes. The k-th largest magnitude is found in three passes that
  * count, by the bits of the floats from the top: no copy, no order of comparisons. What is not
