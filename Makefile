@@ -10,7 +10,7 @@ configure = cmake -S . -B build --log-level=WARNING $(if $(CI),-DLS_WERROR=ON)
 # CMake's own make must not take its orders (-j, -n) from this one.
 compile = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL cmake --build build --parallel $(JOBS)
 
-.PHONY: help build demo test bench bench-peers bench-step install clean
+.PHONY: help build demo test bench bench-peers bench-step bench-ddp install clean
 
 help:
 	@echo 'make build     build build/lockstep and the library (build/lib/)'
@@ -19,6 +19,7 @@ help:
 	@echo 'make bench     time all-reduce and training on this machine: a few minutes'
 	@echo 'make bench-peers   time collectives against Open MPI, MPICH and Gloo, if installed'
 	@echo 'make bench-step    time training steps against PyTorch, if PYTHON has it'
+	@echo 'make bench-ddp     time two workers against two apart and against PyTorch, and overlap'
 	@echo 'make install   into PREFIX ($(PREFIX)), below DESTDIR if set'
 	@echo 'make clean     remove build/'
 	@echo
@@ -56,6 +57,14 @@ bench-peers:
 bench-step:
 	@$(MAKE) --no-print-directory build
 	@bench/step/run.py build/lockstep --python '$(PYTHON)' $(OPTIONS)
+
+# The same for two workers: OPTIONS of bench/ddp/run.py.
+bench-ddp:
+	@$(MAKE) --no-print-directory build
+	@$(compile) --target bench_overlap
+	@build/bench/overlap
+	@echo
+	@bench/ddp/run.py build/lockstep --python '$(PYTHON)' $(OPTIONS)
 
 # Does not build again what is there: `sudo make install` must leave no files of root in build/.
 install:

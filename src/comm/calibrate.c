@@ -149,6 +149,23 @@ static ls_status measure(probe *p, lsi_costs *costs) {
     return LS_OK;
 }
 
+/* Returns what it was. */
+static bool set_link(ls_group *group, bool has_link) {
+    lsi_group_lock(group);
+    bool before = group->has_link;
+    group->has_link = has_link;
+    lsi_group_unlock(group);
+    return before;
+}
+
+/* The choice is about the memory that there is: a link (link.h) costs all algorithms the same. */
+static ls_status measure_without_link(probe *p, lsi_costs *costs) {
+    bool had_link = set_link(p->group, false);
+    ls_status status = measure(p, costs);
+    (void)set_link(p->group, had_link);
+    return status;
+}
+
 static ls_status share(ls_group *group, lsi_costs *costs) {
     lsi_rules rules = lsi_own_calls_begin(group);
     ls_status status =
@@ -168,7 +185,7 @@ ls_status lsi_group_calibrate(ls_group *group) {
     }
     /* A rank that has no memory must not leave the others waiting. */
     if (status != LS_OK) ls_group_abort(group, status, ls_last_message());
-    if (status == LS_OK) status = measure(&p, &costs);
+    if (status == LS_OK) status = measure_without_link(&p, &costs);
     if (status == LS_OK) status = share(group, &costs);
     lsi_free(p.plain);
     ls_group_free_shared(group, p.shared);

@@ -33,6 +33,8 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     ls_status status = lsi_check_alloc(gathered);
     if (status == LS_OK) status = lsi_thread_check();
     if (status == LS_OK) status = lsi_rules_parse(getenv("LOCKSTEP_ALGO"), &group->rules);
+    if (status == LS_OK)
+        status = lsi_link_parse(getenv("LOCKSTEP_LINK"), &group->link, &group->has_link);
     if (status == LS_OK && atomic_exchange(&control->ranks[rank].attached, 1))
         status = lsi_fail(
             LS_ERR_STATE,
@@ -60,6 +62,7 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     group->fenced = region->control->fenced != 0;
     group->errors = control == region->world ? &region->world->errors : &control->errors;
     group->costs = lsi_costs_default;
+    if (n_ranks == 1) group->has_link = false;
     group->at_once_index = UINT64_MAX;
     touch_records(group->me);
     lsi_order_default(&group->order, n_ranks);

@@ -13,7 +13,7 @@
  * PUBLISHED  peers can see the call, and for a one-shot call this rank's data.
  * STARTED    this rank's part is under way (in pieces or messages), or is done in one go.
  * PART DONE  this rank reads and writes nothing of its peers any more.
- * DONE       output is valid, the buffers belong to the caller again.
+ * DONE       output is valid, the buffers belong to the caller again. A link (link.h) puts it off.
  *
  * Sends and receives are works too, but outside of that order: see message.c.
  *
@@ -27,6 +27,7 @@
 #include <lockstep/group.h>
 
 #include "comm/choose.h"
+#include "comm/link.h"
 #include "comm/order.h"
 #include "comm/reduce.h"
 #include "comm/transport/bell.h"
@@ -69,6 +70,8 @@ struct ls_work {
     int64_t n_bytes_moved;  /* header and data */
     int n_left;             /* of a batch: messages not done */
     bool done;
+    int64_t over_ns; /* in a group with a link (link.h): not done before; of a message that was not
+                        moved yet 0 */
 };
 
 /* Time and bytes since the group was made; take differences. Calls of less than LSI_TIMED_BYTES
@@ -131,6 +134,9 @@ struct ls_group {
     char batch_message[LSI_MESSAGE_BYTES];
 
     lsi_chosen chosen[1 << LSI_CHOICE_BITS];
+
+    bool has_link; /* its works are held back, link.h */
+    lsi_link link;
 
     /* The thread that makes progress, thread.c. */
     bool has_thread;
@@ -251,6 +257,8 @@ ls_status lsi_report_private(const ls_work *work, int rank, bool input);
  * counter moved meanwhile. Blocks for a tenth of a second where it must find out who stands still.
  */
 ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms);
+/* The same where all did their parts and the link holds the work back (link.h). */
+ls_status lsi_report_link(const ls_work *work, int64_t waited_ms);
 ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count, ls_dtype dtype);
 ls_status lsi_report_dead(ls_group *group, int world_rank);
 /* Whether a rank left that has not finished its part of the work, so never will. */

@@ -113,12 +113,20 @@ static void finish(ls_work *work) {
     if (!work->held) give_back(work);
 }
 
+/* A message that was moved, on a link. */
+static bool is_on_its_way(ls_work *work) {
+    if (!work->group->has_link) return false;
+    if (work->over_ns == 0) lsi_link_take(work);
+    return lsi_link_holds(work);
+}
+
 static ls_status move_queue(ls_group *group, lsi_direction direction, int peer, bool *moved) {
     ls_work **queue = &group->queue[direction][peer];
     while (*queue) {
         ls_work *work = *queue;
         LSI_TRY(move(work, moved));
         if (work->n_bytes_moved < (int64_t)sizeof(header) + message_bytes(work)) return LS_OK;
+        if (is_on_its_way(work)) return LS_OK;
         *queue = work->next;
         group->message_number[direction][peer]++;
         finish(work);

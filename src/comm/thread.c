@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "comm/group.h"
 #include "comm/transport/bell.h"
 
@@ -35,11 +36,13 @@ static void sleep_until_notified(ls_group *group, uint32_t ticket) {
 static void advance_or_sleep(ls_group *group) {
     uint32_t ticket = lsi_bell_prepare(group->region, group->me);
     uint64_t before = lsi_progress_of(group);
+    int64_t begin_ns = group->has_link ? lsi_now_ns() : 0, sleep_ns = MAX_SLEEP_NS;
     lsi_beat(group);
     ls_status status = lsi_group_advance(group); /* an error stays with the group */
     bool sleeps = status != LS_OK || (lsi_progress_of(group) == before && has_work(group));
+    if (group->has_link) sleep_ns = lsi_link_sleep_ns(group, begin_ns, sleep_ns);
     pthread_mutex_unlock(&group->lock);
-    if (sleeps && !group->thread_ends) lsi_bell_sleep(group->me, ticket, MAX_SLEEP_NS);
+    if (sleeps && !group->thread_ends && sleep_ns > 0) lsi_bell_sleep(group->me, ticket, sleep_ns);
     lsi_bell_cancel(group->me);
     pthread_mutex_lock(&group->lock);
 }

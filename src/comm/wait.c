@@ -33,14 +33,16 @@ static ls_status look_for_dead(ls_group *group) {
 /* Sleeps until something may have changed; looks once more between announcing and sleeping. */
 static ls_status sleep_for_change(ls_work *work, int64_t deadline_ns) {
     ls_group *group = work->group;
-    int64_t left_ns = deadline_ns - lsi_now_ns();
+    int64_t now_ns = lsi_now_ns(), left_ns = deadline_ns - now_ns;
     uint64_t before = lsi_progress_of(group);
     uint32_t ticket = lsi_bell_prepare(group->region, group->me);
     ls_status status = lsi_group_advance(group);
     bool changed = lsi_work_is_done(work) || lsi_progress_of(group) != before;
+    if (left_ns > MAX_SLEEP_NS) left_ns = MAX_SLEEP_NS;
+    if (group->has_link) left_ns = lsi_link_sleep_ns(group, now_ns, left_ns);
     if (status == LS_OK && !changed && left_ns > 0 && !lsi_someone_left(work)) {
         lsi_group_unlock(group);
-        lsi_bell_sleep(group->me, ticket, left_ns < MAX_SLEEP_NS ? left_ns : MAX_SLEEP_NS);
+        lsi_bell_sleep(group->me, ticket, left_ns);
         lsi_group_lock(group);
         /* Who died rings nobody: a sleep that was ended by a peer costs no look. */
         if (atomic_load_explicit(&group->me->bell, memory_order_relaxed) == ticket)
@@ -101,8 +103,11 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
         if (status == LS_OK && !lsi_work_is_done(work))
             status = look_and_yield(work, now_ns + MAX_YIELD_NS);
         if (status != LS_OK || lsi_work_is_done(work)) break;
-        if (now_ns >= deadline_ns || lsi_someone_left(work))
+        bool late = now_ns >= deadline_ns;
+        if (late || lsi_someone_left(work))
             status = lsi_report_missing(work, (now_ns - begin_ns) / 1000000);
+        if (status == LS_OK && late && group->has_link)
+            status = lsi_report_link(work, (now_ns - begin_ns) / 1000000);
         if (status == LS_OK) status = sleep_for_change(work, deadline_ns);
     }
     group->stats.wait_ns += lsi_ticks() - begin - (group->stats.work_ns - work_before);

@@ -86,12 +86,26 @@ static bool call_is_missing(const ls_work *work) {
     return work->what == LSI_WORK_CALL || work->index > work->group->n_completed;
 }
 
+/* Whether the link holds the first message of the queue: it was moved, and peers are not waited for
+ * before it is over. */
+static bool is_held_up(const ls_group *group, lsi_direction direction, int peer) {
+    const ls_work *first = group->queue[direction][peer];
+    return first && first->over_ns;
+}
+
+static bool message_is_held_up(const ls_work *message) {
+    bool sends = message->call->kind == LSI_CALL_SEND;
+    return is_held_up(message->group, sends ? LSI_SENDING : LSI_RECEIVING, message->call->root);
+}
+
 /* An unfinished message of a batch, of those whose peer has gone or of all; NULL if none. */
 static const ls_work *message_of_batch(const ls_work *batch, bool of_the_gone) {
     const ls_group *group = batch->group;
     for (int direction = 0; direction < LSI_N_DIRECTIONS; direction++)
         for (int peer = 0; peer < group->n_ranks && batch->n_left > 0; peer++) {
-            if (of_the_gone && group->queue[direction][peer] && !has_gone(group, peer)) continue;
+            if (of_the_gone && group->queue[direction][peer] &&
+                (!has_gone(group, peer) || is_held_up(group, (lsi_direction)direction, peer)))
+                continue;
             for (const ls_work *w = group->queue[direction][peer]; w; w = w->next)
                 if (w->batch == batch) return w;
         }
@@ -105,7 +119,8 @@ int lsi_waits_for(const ls_work *work) {
 
 bool lsi_someone_left(const ls_work *work) {
     const ls_group *group = work->group;
-    if (work->what == LSI_WORK_MESSAGE) return has_gone(group, work->call->root);
+    if (work->what == LSI_WORK_MESSAGE)
+        return has_gone(group, work->call->root) && !message_is_held_up(work);
     if (work->what == LSI_WORK_BATCH && message_of_batch(work, true)) return true;
     if (!call_is_missing(work)) return false;
     if (work->what == LSI_WORK_BATCH) work = lsi_work_at(work->group, group->n_completed);
@@ -221,9 +236,10 @@ static ls_status report_missing_message(const ls_work *work, int64_t waited_ms) 
     bool still[LSI_MAX_RANKS] = {false};
     int peer = work->call->root;
     const char *what = work->call->kind == LSI_CALL_SEND ? "receive it" : "send it";
+    if (message_is_held_up(work)) return LS_OK;
     bool gone = has_gone(group, peer);
     if (!gone) LSI_TRY(watch(work, still));
-    if (lsi_work_is_done(work)) return LS_OK;
+    if (lsi_work_is_done(work) || message_is_held_up(work)) return LS_OK;
     int culprit = gone ? peer : end_of_chain(group, peer, still);
     text t = {.used = 0};
     put_group(&t, group);
@@ -271,6 +287,21 @@ ls_status lsi_report_missing(const ls_work *work, int64_t waited_ms) {
         return report_missing_call(lsi_work_at(group, group->n_completed), waited_ms);
     const ls_work *message = of_the_gone ? of_the_gone : message_of_batch(work, false);
     return message ? report_missing_message(message, waited_ms) : LS_OK;
+}
+
+ls_status lsi_report_link(const ls_work *work, int64_t waited_ms) {
+    ls_group *group = work->group;
+    char call[LSI_CALL_TEXT_BYTES];
+    int64_t left_ns = lsi_link_sleep_ns(group, lsi_now_ns(), INT64_MAX);
+    if (lsi_work_is_done(work) || left_ns == INT64_MAX) return LS_OK;
+    text t = {.used = 0};
+    put_group(&t, group);
+    put(&t, "rank %d waited %lld ms in %s: all ranks did their parts, but LOCKSTEP_LINK lets the ",
+        group->rank, (long long)waited_ms,
+        work->call ? lsi_call_print(work->call, call) : "a batch");
+    put(&t, "next work be over in %lld ms; raise the timeout or the speed of the link",
+        (long long)left_ns / 1000000);
+    return raise_error(group, LS_ERR_TIMEOUT, &t);
 }
 
 ls_status lsi_report_dead(ls_group *group, int world_rank) {

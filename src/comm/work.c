@@ -241,6 +241,7 @@ static ls_status start_works(ls_group *group, bool *moved) {
         ls_work *work = lsi_work_at(group, group->n_started);
         bool finished = false;
         if (!all_published(work)) break;
+        if (group->has_link && !work->started) lsi_link_take(work);
         LSI_TRY(do_part(work, &finished));
         if (!finished) break;
         finish_part(work);
@@ -269,6 +270,7 @@ static void complete_works(ls_group *group, bool *moved) {
     while (group->n_completed < group->n_started) {
         ls_work *work = lsi_work_at(group, group->n_completed);
         if (work->waits_for_all && !all_finished(work)) return;
+        if (group->has_link && lsi_link_holds(work)) return;
         complete(work);
         *moved = true;
     }
@@ -341,5 +343,6 @@ ls_status lsi_go_the_short_way(ls_work *work, bool *done) {
 bool lsi_may_go_the_short_way(const ls_work *work) {
     const ls_group *group = work->group;
     return work->what == LSI_WORK_CALL && work->index == group->n_completed &&
-           work->index == group->n_published && !group->has_thread && !group->n_messages_left;
+           work->index == group->n_published && !group->has_thread && !group->has_link &&
+           !group->n_messages_left;
 }

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""What training with two workers loses to communication, by Lockstep and by PyTorch's DDP in turns.
+
+    make bench-ddp                                         PYTHON=a python3 with torch (else Lockstep alone)
+    bench/ddp/run.py LOCKSTEP [--models gpt2,char] [--dtypes f32,bf16] [--rounds 2] [--steps 4]
+
+Programs, each process with one thread on a processor of its own, the same model and micro-batch:
+
+    one    one worker, the other processor idle
+    apart  two processes started together that know nothing of each other
+    ddp    two workers: the same work as apart, and one model
+
+and the same for PyTorch: torch/apart, torch/ddp and torch/static, which is ddp with a static graph;
+the faster of these two counts. Each round runs every program once; a figure is the median over the
+steps of all rounds without the first two (set-up) and the last (the other process may have ended),
+so loading does not count. Memory is the peak resident size of a process of ddp."""
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEP = os.path.join(HERE, "..", "step")
+WORKERS, FIRST_STEPS, LAST_STEPS = 2, 2, 1
+GOALS = {"apart": 0.97, "f32": 1.4, "bf16": 1.6, "memory": 0.70}
+
+
+def models_of_step():
+    spec = importlib.util.spec_from_file_location("step", os.path.join(STEP, "run.py"))
+    step = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(step)
+    return step.MODELS
+
+
+MODELS = models_of_step()
+
+
+def on_processor(i):
+    cpus = sorted(os.sched_getaffinity(0))
+    return ["taskset", "-c", str(cpus[i % len(cpus)])]
+
+
+def run_together(commands, env=None):
+    """Starts all, waits for all; returns what they print, or None after saying why one failed."""
+    started = [subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE) for command in commands]
+    ended = [process.communicate() for process in started]
+    for process, (_, err) in zip(started, ended):
+        if process.returncode:
+            print(f"{process.args[0:6]} failed: {(err.strip().splitlines() or ['?'])[-1]}",
+                  file=sys.stderr)
+            return None
+    return [out for out, _ in ended]
+
+
+def measured(step_ms):
+    return step_ms[FIRST_STEPS:len(step_ms) - LAST_STEPS]
+
+
+# ---- Lockstep ----
+
+def ours(options, model, dtype, workers, folder):
+    layers, heads, width, vocab, seq, batch = MODELS[model]
+    return [options.program, "train", "--data", options.text, "--model", "gpt2",
+            "--n-layer", str(layers), "--n-head", str(heads), "--n-embd", str(width),
+            "--vocab-size", str(vocab), "--seq-len", str(seq), "--batch-size", str(batch * workers),
+            "--micro-batch-size", str(batch), "--dtype", dtype, "--workers", str(workers),
+            "--threads", "1", "--steps", str(options.steps + FIRST_STEPS + LAST_STEPS),
+            "--val-fraction", "0", "--out", folder + "/run", "--json", folder + "/result.json"]
+
+
+def result_of_ours(folder):
+    rows = [json.loads(line) for line in open(folder + "/run/metrics.jsonl")]
+    step_ms = measured([row["step_ms"] for row in rows if "step_ms" in row])
+    return step_ms, max(json.load(open(folder + "/result.json"))["peak_rss_bytes"])
+
+
+def run_ours(options, model, dtype, processes, workers):
+    with tempfile.TemporaryDirectory() as top:
+        folders = [os.path.join(top, str(i)) for i in range(processes)]
+        for folder in folders:
+            os.mkdir(folder)
+        commands = [(on_processor(i) if workers == 1 else []) +
+                    ours(options, model, dtype, workers, folder)
+                    for i, folder in enumerate(folders)]
+        if run_together(commands) is None:
+            sys.exit(1)
+        return [result_of_ours(folder) for folder in folders]
+
+
+# ---- PyTorch ----
+
+def run_torch(options, model, dtype, ranks, static):
+    layers, heads, width, vocab, seq, batch = MODELS[model]
+    env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    with tempfile.TemporaryDirectory() as top:
+        shared = [f"--ranks={ranks}", f"--store={top}/store"] + (["--static-graph"] if static else [])
+        commands = [on_processor(i) + [
+            options.python, os.path.join(STEP, "torch_step.py"), f"--layers={layers}",
+            f"--heads={heads}", f"--embd={width}", f"--vocab={vocab}", f"--seq={seq}",
+            f"--batch={batch}", "--threads=1", f"--dtype={dtype}", "--warmup=0",
+            f"--steps={options.steps + FIRST_STEPS + LAST_STEPS}", f"--rank={i}"] + shared
+            for i in range(WORKERS)]
+        printed = run_together(commands, env)
+    found = [json.loads(text.strip().splitlines()[-1]) for text in printed or []]
+    return [(measured(f["step_ms"]), f["peak_rss_bytes"]) for f in found]
+
+
+# ---- rounds ----
+
+def engines_of(options, model, dtype):
+    engines = {"one": lambda: run_ours(options, model, dtype, 1, 1),
+               "apart": lambda: run_ours(options, model, dtype, WORKERS, 1),
+               "ddp": lambda: run_ours(options, model, dtype, 1, WORKERS)}
+    if options.python:
+        engines["torch/apart"] = lambda: run_torch(options, model, dtype, 1, False)
+        engines["torch/ddp"] = lambda: run_torch(options, model, dtype, WORKERS, False)
+        engines["torch/static"] = lambda: run_torch(options, model, dtype, WORKERS, True)
+    return engines
+
+
+def rate(name, processes, tokens):
+    """Tokens/s of all workers: the steps of `ddp` are the workers' common ones."""
+    rates = [tokens * 1e3 / statistics.median(step_ms) for step_ms in processes]
+    return rates[0] * WORKERS if name == "ddp" else sum(rates)
+
+
+def measure(options, model, dtype):
+    """Tokens/s and peak memory of a process, by program."""
+    times, memory = {}, {}
+    for _ in range(options.rounds):
+        for name, engine in engines_of(options, model, dtype).items():
+            for i, (step_ms, peak) in enumerate(engine()):
+                times.setdefault(name, {}).setdefault(i, []).extend(step_ms)
+                memory[name] = max(memory.get(name, 0), peak)
+    tokens = MODELS[model][4] * MODELS[model][5]
+    rates = {name: rate(name, list(t.values()), tokens) for name, t in times.items()}
+    return rates, memory
+
+
+def fastest_torch(rates):
+    names = [name for name in ("torch/ddp", "torch/static") if name in rates]
+    return max(names, key=rates.get) if names else None
+
+
+# ---- the report ----
+
+def print_programs(model, dtype, rates, memory):
+    for name in rates:
+        print(f"{model:6} {dtype:5} {name:13} {rates[name]:9.0f} {memory[name] / 2**30:8.2f}",
+              flush=True)
+
+
+def ratios_of(dtype, rates, memory):
+    """(what, ratio, goal as text) of one model and type."""
+    rows = [("ddp / apart", rates["ddp"] / rates["apart"], f">= {GOALS['apart']:.2f}"),
+            ("ddp / one", rates["ddp"] / rates["one"], "")]
+    torch = fastest_torch(rates)
+    if torch and "torch/apart" in rates:
+        rows.append((f"{torch} / torch/apart", rates[torch] / rates["torch/apart"], ""))
+    if torch:
+        rows.append((f"ddp / {torch}", rates["ddp"] / rates[torch], f">= {GOALS[dtype]:.2f}"))
+        rows.append((f"memory, ddp / {torch}", memory["ddp"] / memory[torch],
+                     f"<= {GOALS['memory']:.2f}"))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--models", default="gpt2,char")
+    parser.add_argument("--dtypes", default="f32,bf16")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--python", default=os.environ.get("PYTHON", ""))
+    options = parser.parse_args()
+    ratios = []
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+        # what the tokens are does not change the time
+        text.write("".join(chr(32 + (i * i * 7 + i * 13) % 90) for i in range(400000)))
+        text.flush()
+        options.text = text.name
+        print("model  type  program        tokens/s  GiB each")
+        for model in options.models.split(","):
+            for dtype in options.dtypes.split(","):
+                rates, memory = measure(options, model, dtype)
+                print_programs(model, dtype, rates, memory)
+                ratios += [(model, dtype, *row) for row in ratios_of(dtype, rates, memory)]
+    print("\nmodel  type  ratio                           found   goal")
+    for model, dtype, what, found, goal in ratios:
+        print(f"{model:6} {dtype:5} {what:30} {found:6.2f}   {goal}")
+
+
+if __name__ == "__main__":
+    main()
