@@ -30,6 +30,9 @@ const int64_t layout_opts[] = {
     OPTS(buffers),
     OPTS(n_buffers),
     OPTS(broadcast_buffers),
+    OPTS(strategy),
+    OPTS(replicas),
+    OPTS(masters),
 };
 
 const int64_t layout_numbers[] = {LS_OK, LS_ERR_ARGUMENT, LS_DTYPE_F32, LS_DTYPE_F64, LS_MAX_DIMS};

@@ -4,7 +4,7 @@
 module layout_of_c
     use, intrinsic :: iso_c_binding
     implicit none
-    integer, parameter :: N_PARAM = 9, N_OPTS = 16, N_NUMBERS = 5
+    integer, parameter :: N_PARAM = 9, N_OPTS = 19, N_NUMBERS = 5
     integer(c_int64_t), bind(C) :: layout_param(N_PARAM), layout_opts(N_OPTS)
     integer(c_int64_t), bind(C) :: layout_numbers(N_NUMBERS), layout_counts(3)
 end module
@@ -32,7 +32,8 @@ program layout
         at(c_loc(o%average)), at(c_loc(o%find_unused_parameters)), at(c_loc(o%static_graph)), &
         at(c_loc(o%keep_buckets)), at(c_loc(o%no_overlap)), at(c_loc(o%join)), &
         at(c_loc(o%nonfinite)), at(c_loc(o%hook)), at(c_loc(o%buffers)), at(c_loc(o%n_buffers)), &
-        at(c_loc(o%broadcast_buffers))])
+        at(c_loc(o%broadcast_buffers)), at(c_loc(o%strategy)), at(c_loc(o%replicas)), &
+        at(c_loc(o%masters))])
 
     call compare('constants', layout_numbers, [int(LS_OK), int(LS_ERR_ARGUMENT), &
         int(LS_DTYPE_F32), int(LS_DTYPE_F64), LS_MAX_DIMS])

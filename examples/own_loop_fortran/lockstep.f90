@@ -47,6 +47,9 @@ module lockstep
         type(c_ptr) :: buffers = c_null_ptr
         integer(c_int) :: n_buffers = 0
         integer(c_int) :: broadcast_buffers = 0
+        integer(c_int) :: strategy = 0
+        integer(c_int) :: replicas = 0
+        type(c_ptr) :: masters = c_null_ptr
     end type
 
     interface

@@ -27,6 +27,7 @@
 #include <lockstep/event.h>
 #include <lockstep/group.h>
 #include <lockstep/hook.h>
+#include <lockstep/optim.h>
 #include <lockstep/param.h>
 
 #ifdef __cplusplus
@@ -46,6 +47,19 @@ typedef enum ls_average {
                                the ranks: what loops do whose loss is a mean. Tokens of ranks with
                                few of them count more. Not with a hook */
 } ls_average;
+
+/* Which of the states of a model are sharded, so that each rank keeps a part (docs/sharding.md). */
+typedef enum ls_strategy {
+    LS_STRATEGY_DDP = 0,   /* nothing: every rank has everything */
+    LS_STRATEGY_ZERO1 = 1, /* optimizer states: gradients are reduce-scattered, each rank updates
+                              its shard with ls_ddp_update, which brings the parameters to all */
+} ls_strategy;
+
+/* Where the parameters of sharded strategies are. */
+typedef enum ls_replicas {
+    LS_REPLICAS_SHARED = 0,  /* one copy for all ranks of the machine, each writes its shard */
+    LS_REPLICAS_PRIVATE = 1, /* one copy a rank, all-gathered after each update */
+} ls_replicas;
 
 /* What happens when ranks run out of data at different times. */
 typedef enum ls_join {
@@ -72,23 +86,33 @@ typedef struct ls_ddp_opts {
                                log2(micro-batches of a rank) + 1 more copies of the gradients */
     int average;            /* LS_AVERAGE_…, where ls_ddp_begin_step is given no factor */
     int find_unused_parameters; /* parameters may get no gradient, see ls_ddp_end_backward */
-    int static_graph;  /* the same ones are unused on a rank in every step: learned in the first one,
-                          a change is an error; buckets need not wait for the end of backward */
-    int keep_buckets;  /* do not rebuild buckets after the first step in the order in which rank 0's
-                          gradients became ready */
-    int no_overlap;    /* communicate after the backward pass, not during it */
-    int join;          /* LS_JOIN_… */
-    int nonfinite;     /* LS_NONFINITE_…; costs a pass over the gradients */
+    int static_graph; /* the same ones are unused on a rank in every step: learned in the first one,
+                         a change is an error; buckets need not wait for the end of backward.
+                         Not with join: a rank may have no first step to learn from */
+    int keep_buckets; /* do not rebuild buckets after the first step in the order in which rank 0's
+                         gradients became ready */
+    int no_overlap;   /* communicate after the backward pass, not during it */
+    int join;         /* LS_JOIN_… */
+    int nonfinite;    /* LS_NONFINITE_…; costs two passes over the gradients */
     const ls_comm_hook *hook; /* borrowed, outlives ddp; NULL: all-reduce */
     /* State that is not trained (running statistics): rank 0's is broadcast at create and, with
      * broadcast_buffers, at the beginning of each step. Borrowed; grad is not used. */
     ls_param *buffers;
     int n_buffers;
     int broadcast_buffers;
+    /* Sharded strategies: parameters that are trained are F32 or BF16, no hook, buckets are not
+     * rebuilt. ls_ddp_create moves these parameters into memory of its own: params[i].data changes.
+     * ls_ddp_destroy copies them back to where they were, unless ls_ddp_keep_values was called. */
+    int strategy; /* LS_STRATEGY_… */
+    int replicas; /* LS_REPLICAS_… */
+    /* For ls_ddp_update: masters[i]: the float32 values of BF16 parameter i. LS_STRATEGY_DDP: used
+     * in place, borrowed. Sharded: the rank's shard of them is copied at create, the list is not
+     * needed afterwards. NULL: made from the BF16 values. */
+    float *const *masters;
 } ls_ddp_opts;
 
 #define LS_DDP_OPTS_INIT                                                                           \
-    { sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Collective, blocks. Compares names, sizes, shapes, types, flags and order of the parameters over
  * ranks (a difference is LS_ERR_MISMATCH and names the rank and the first parameter that differs),
@@ -97,7 +121,8 @@ typedef struct ls_ddp_opts {
  * params[i].grad. Buckets are filled in reverse order of the parameters, the order in which
  * backward usually makes them ready, those of each type apart. Two parameters with the same name,
  * or with memory in common (tied ones: describe them once, ready after the last use) are
- * LS_ERR_ARGUMENT. params is borrowed and must outlive *ddp, as must the group. opts may be NULL. */
+ * LS_ERR_ARGUMENT. params is borrowed and must outlive *ddp, as must the group. opts may be NULL.
+ */
 LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params,
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
 /* Local; sets params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
@@ -126,8 +151,8 @@ LS_API int ls_ddp_n_live(const ls_ddp *ddp);
  * Where the step was begun with a number, scopes must agree with it. Local. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_no_sync(ls_ddp *ddp);
 LS_API LS_CHECKED ls_status ls_ddp_end_no_sync(ls_ddp *ddp);
-/* With LS_AVERAGE_WEIGHTS and LS_AVERAGE_MEANS, before each backward pass: the weight (>= 0) of the micro-batch, for
- * example the number of its tokens that have a target. Local. */
+/* With LS_AVERAGE_WEIGHTS and LS_AVERAGE_MEANS, before each backward pass: the weight (>= 0) of the
+ * micro-batch, for example the number of its tokens that have a target. Local. */
 LS_API LS_CHECKED ls_status ls_ddp_weigh(ls_ddp *ddp, double weight);
 /* Local: the next micro-batch's backward pass begins. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_backward(ls_ddp *ddp);
@@ -150,7 +175,8 @@ LS_API LS_CHECKED ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index);
  * ls_ddp_finish_step (params[i].grad is NULL until the next step), and the optimizer must leave it
  * and its moments alone. */
 LS_API LS_CHECKED ls_status ls_ddp_end_backward(ls_ddp *ddp);
-/* Collective, blocks until the averaged gradients are in params[i].grad. LS_ERR_NUMERIC with
+/* Collective, blocks until the averaged gradients are in params[i].grad (of sharded strategies:
+ * this rank's shard of them; what else is there is undefined). LS_ERR_NUMERIC with
  * LS_NONFINITE_STOP names rank, bucket and parameter. */
 LS_API LS_CHECKED ls_status ls_ddp_finish_step(ls_ddp *ddp);
 /* 1: a gradient of the last step is not finite, on all ranks alike (LS_NONFINITE_SKIP): make no
@@ -163,8 +189,24 @@ LS_API const char *ls_ddp_skip_reason(const ls_ddp *ddp);
 LS_API LS_CHECKED ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite);
 /* Between steps: the norm of the averaged gradients, each parameter counted once: the root of the
  * sums of squares of the parameters added in their order (ls_sum_squares; F64 in the same order),
- * which every rank finds alike. Local. */
-LS_API LS_CHECKED ls_status ls_ddp_grad_norm(const ls_ddp *ddp, double *norm);
+ * which every rank finds alike, with the same bits for every strategy. Local; of sharded strategies
+ * collective, blocks. */
+LS_API LS_CHECKED ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm);
+/* Between steps: AdamW with the averaged gradients, of all parameters or of this rank's shard, and
+ * then the new parameters are in params[i].data on every rank. opts: as ls_adamw_update, `step` is
+ * not looked at (each parameter counts its own updates), weight_decay is 0 for LS_PARAM_NO_DECAY.
+ * Parameters without a gradient are left alone with their states. The moments are made at the
+ * first call. F32 and BF16. Collective, blocks (LS_STRATEGY_DDP: local). */
+LS_API LS_CHECKED ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts);
+/* The memory that parameters were in before ls_ddp_create may be given up from now on: destroy will
+ * not copy them back, and leaves params[i].data NULL. Sharded strategies; local. */
+LS_API void ls_ddp_keep_values(ls_ddp *ddp);
+/* Bytes of optimizer states that this rank keeps once ls_ddp_update was called. Local. */
+LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
+/* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
+ * all shards; values: params[i].count floats, the caller's. Collective, blocks (of F32 parameters
+ * and LS_STRATEGY_DDP: local). */
+LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values);
 /* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first
  * parameter that differs and the ranks that differ from rank 0. Collective, blocks; reads every
  * parameter once and sends 8 bytes. */

@@ -1,6 +1,8 @@
 /* `lockstep train`: checks the request, starts the workers, reports the first failure. */
 #include <stdio.h>
 
+#include <lockstep/parallel.h>
+
 #include "base/cpu.h"
 #include "base/log.h"
 #include "cli/bf16_products.h"
@@ -57,7 +59,9 @@ static exit_code train(const lsi_train_config *config) {
     lsi_train_job job = {.config = config,
                          .plan = &plan,
                          .out = stdout,
-                         .strategy = config->workers == 1 ? "single" : "ddp"};
+                         .strategy = config->workers == 1 && plan.strategy == LS_STRATEGY_DDP
+                                         ? "single"
+                                         : config->strategy};
     bool fits = plan.n_threads == 1 || config->workers * plan.n_threads <= lsi_cpu_count();
     lsi_launch_opts opts = {.n_workers = (int)config->workers,
                             .bind = config->bind && fits,

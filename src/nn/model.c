@@ -101,6 +101,7 @@ ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims, co
         shape->n_dims = n_dims;
         memcpy(shape->dims, dims, (size_t)n_dims * sizeof *dims);
         model->inits[model->n_params] = (lsi_param_init){init, std};
+        model->offsets[model->n_params] = offset;
         place_param(model, name, count, offset, flags);
     }
     model->n_params++;
@@ -114,6 +115,7 @@ static ls_status allocate(lsi_model *model) {
     LSI_TRY(lsi_check_alloc(model->names = lsi_alloc(LSI_MEM_OTHER, model->n_name_bytes)));
     LSI_TRY(lsi_check_alloc(model->shapes = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->shapes)));
     LSI_TRY(lsi_check_alloc(model->inits = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->inits)));
+    LSI_TRY(lsi_check_alloc(model->offsets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->offsets)));
     /* zeroed, so that padding has a value: files and hashes of the block are the same every time */
     LSI_TRY(lsi_check_alloc(
         model->data = lsi_calloc(LSI_MEM_PARAMS, (size_t)model->n_data_elems, sizeof(float))));
@@ -149,15 +151,22 @@ static int64_t data_bytes(const lsi_model *model) {
     return model->n_data_elems * (int64_t)sizeof *model->data;
 }
 
-void lsi_model_destroy(lsi_model *model) {
-    if (!model) return;
+static void free_values(lsi_model *model) {
     if (model->narrow) {
         lsi_mem_note(LSI_MEM_OPTIMIZER, -data_bytes(model));
         lsi_mem_note(LSI_MEM_PARAMS, data_bytes(model));
     }
-    lsi_free(model->params);
     lsi_free(model->narrow);
     lsi_free(model->data);
+    model->narrow = NULL;
+    model->data = NULL;
+}
+
+void lsi_model_destroy(lsi_model *model) {
+    if (!model) return;
+    free_values(model);
+    lsi_free(model->params);
+    lsi_free(model->offsets);
     lsi_free(model->inits);
     lsi_free(model->shapes);
     lsi_free(model->names);
@@ -189,7 +198,19 @@ void lsi_model_init(lsi_model *model, uint64_t seed) {
 float *lsi_model_values(const lsi_model *model, int i) {
     const ls_param *param = &model->params[i];
     if (param->dtype == LS_DTYPE_F32) return param->data;
-    return model->data + ((const uint16_t *)param->data - model->narrow);
+    return model->data + model->offsets[i];
+}
+
+void lsi_model_release(lsi_model *model) {
+    for (int i = 0; i < model->n_params; i++)
+        if (model->params[i].flags & LS_PARAM_FROZEN) return;
+    free_values(model);
+}
+
+ls_status lsi_model_make_room(lsi_model *model) {
+    if (model->data) return LS_OK;
+    model->data = lsi_alloc(LSI_MEM_PARAMS, (size_t)data_bytes(model));
+    return lsi_check_alloc(model->data);
 }
 
 static bool stays_wide(const lsi_model *model, int i) {
@@ -204,7 +225,7 @@ ls_status lsi_model_narrow(lsi_model *model) {
     for (int i = 0; i < model->n_params; i++) {
         ls_param *param = &model->params[i];
         if (stays_wide(model, i)) continue;
-        param->data = narrow + ((const float *)param->data - model->data);
+        param->data = narrow + model->offsets[i];
         param->dtype = LS_DTYPE_BF16;
     }
     model->narrow = narrow;

@@ -97,9 +97,11 @@ struct lsi_model {
     ls_param *params;        /* n_params; params[i].data points into one block */
     lsi_param_shape *shapes; /* n_params */
     lsi_param_init *inits;   /* n_params */
-    float *data;             /* all parameters, each aligned to 64 bytes, LSI_MEM_PARAMS */
-    uint16_t *narrow;        /* the same in bfloat16 after lsi_model_narrow, else NULL */
-    int64_t n_elems;         /* parameters without padding, tied ones once */
+    /* All parameters, each aligned to 64 bytes, LSI_MEM_PARAMS; NULL after lsi_model_release. */
+    float *data;
+    uint16_t *narrow; /* the same in bfloat16 after lsi_model_narrow, else NULL */
+    int64_t *offsets; /* per parameter: elements before it in data and narrow */
+    int64_t n_elems;  /* parameters without padding, tied ones once */
 
     /* used while build() runs */
     char *names;          /* all names, one after the other, each ended by a zero byte */
@@ -125,6 +127,12 @@ float *lsi_model_values(const lsi_model *model, int i);
  * Frozen parameters of one dim (running statistics of norms) stay float32. Once, after values are
  * there; a failure leaves the model as it was. */
 LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);
+/* After a strategy has moved all parameters that are trained into memory of its own: frees what
+ * they were in. Does nothing where some are frozen, since these are still there. */
+void lsi_model_release(lsi_model *model);
+/* Makes room for float32 values again, undefined ones, of a model in bfloat16 that was released:
+ * lsi_model_values says where each belongs. */
+LS_CHECKED ls_status lsi_model_make_room(lsi_model *model);
 /* Leaf of parameter i on the tape. */
 lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i);
 /* Index of a parameter by name, -1 if absent. */

@@ -32,9 +32,9 @@ static ls_status allocate(lsi_bucket_plan *plan, int n_params) {
 }
 
 /* The bucket of this type that is open, or -1. */
-static int open_bucket(const lsi_bucket_plan *plan, ls_dtype dtype) {
+static int open_bucket(const lsi_bucket_plan *plan, ls_dtype value_dtype) {
     for (int b = plan->n_buckets - 1; b >= 0; b--)
-        if (plan->buckets[b].dtype == dtype) return b;
+        if (plan->buckets[b].value_dtype == value_dtype) return b;
     return -1;
 }
 
@@ -47,12 +47,12 @@ static ls_status put(lsi_bucket_plan *plan, const ls_param *param, int index, in
                         "gradients can have",
                         param->name, (long long)param->count, (long long)MAX_BYTES);
     int64_t count = padded(param->count, dtype);
-    int at = open_bucket(plan, dtype);
+    int at = open_bucket(plan, param->dtype);
     const lsi_bucket *open = at >= 0 ? &plan->buckets[at] : NULL;
     int64_t cap = at <= 0 ? first_cap_bytes : cap_bytes;
     if (!open || (open->n_params > 0 && (open->count + count) * elem_bytes(dtype) > cap)) {
         at = plan->n_buckets++;
-        plan->buckets[at] = (lsi_bucket){.dtype = dtype};
+        plan->buckets[at] = (lsi_bucket){.dtype = dtype, .value_dtype = param->dtype};
     }
     plan->bucket_of[index] = at;
     plan->offset_of[index] = plan->buckets[at].count;
@@ -69,7 +69,9 @@ static void lay_out(lsi_bucket_plan *plan, const int *order) {
         lsi_bucket *bucket = &plan->buckets[b];
         bucket->offset_bytes = offset_bytes;
         bucket->first = plan->n_placed;
+        bucket->value_offset_bytes = plan->total_value_bytes;
         offset_bytes += bucket->count * elem_bytes(bucket->dtype);
+        plan->total_value_bytes += bucket->count * (int64_t)ls_dtype_bytes(bucket->value_dtype);
         plan->n_placed += bucket->n_params;
         bucket->n_params = 0;
     }

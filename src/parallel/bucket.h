@@ -2,8 +2,8 @@
  *
  * Parameters are taken in a given order and put one behind the other, each on a cache line; a
  * bucket is closed when the next parameter would make it larger than its cap. A parameter larger
- * than the cap has a bucket to itself. Gradients of different types lie in different buckets, which
- * are numbered in the order in which they were begun. Frozen parameters have no place. */
+ * than the cap has a bucket to itself. Parameters of different types lie in different buckets,
+ * which are numbered in the order in which they were begun. Frozen parameters have no place. */
 #ifndef LSI_PARALLEL_BUCKET_H
 #define LSI_PARALLEL_BUCKET_H
 
@@ -14,9 +14,11 @@
 #include "base/message.h"
 
 typedef struct lsi_bucket {
-    int64_t offset_bytes; /* before it in the gradient block */
-    int64_t count;        /* elements, padding included */
-    ls_dtype dtype;       /* of gradients */
+    int64_t offset_bytes;       /* before it in the gradient block */
+    int64_t count;              /* elements, padding included */
+    ls_dtype dtype;             /* of gradients */
+    ls_dtype value_dtype;       /* of the parameters */
+    int64_t value_offset_bytes; /* before it where parameters lie as gradients do */
     int n_params;
     int first; /* its parameters are plan->sequence[first … first + n_params) */
 } lsi_bucket;
@@ -29,6 +31,7 @@ typedef struct lsi_bucket_plan {
     int64_t *offsets;   /* offset_of of these */
     lsi_bucket *buckets;
     int64_t total_bytes; /* of the gradient block */
+    int64_t total_value_bytes;
 } lsi_bucket_plan;
 
 /* order: all parameters in the order in which their gradients become ready; NULL: last to first. */

@@ -31,7 +31,9 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         int value, largest;
     } rows[] = {{"average", opts->average, LS_AVERAGE_MEANS},
                 {"join", opts->join, LS_JOIN_STOP},
-                {"nonfinite", opts->nonfinite, LS_NONFINITE_SKIP}};
+                {"nonfinite", opts->nonfinite, LS_NONFINITE_SKIP},
+                {"strategy", opts->strategy, LS_STRATEGY_ZERO1},
+                {"replicas", opts->replicas, LS_REPLICAS_PRIVATE}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].value < 0 || rows[i].value > rows[i].largest)
             return lsi_fail(LS_ERR_ARGUMENT, "ddp options: %s is %d, expected 0 to %d",
@@ -42,21 +44,30 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         return lsi_fail(LS_ERR_UNSUPPORTED,
                         "ddp options: LS_AVERAGE_MEANS gives every rank a factor of its own, which "
                         "hooks do not know; take LS_AVERAGE_WEIGHTS");
+    if (opts->static_graph && opts->join != LS_JOIN_NONE)
+        return lsi_fail(
+            LS_ERR_UNSUPPORTED,
+            "ddp options: static_graph learns from the first step, in which with join a "
+            "rank may have no data; take find_unused_parameters");
+    if (opts->hook && opts->strategy != LS_STRATEGY_DDP)
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "ddp options: hooks work with LS_STRATEGY_DDP only, strategy is %d",
+                        opts->strategy);
     return lsi_check_params("buffer", opts->buffers, opts->n_buffers);
 }
 
 /* What must be the same on all ranks, as text. */
 static ls_status agree_on_options(ls_ddp *ddp) {
-    char text[256];
+    char text[512];
     const ls_ddp_opts *o = &ddp->opts;
     snprintf(text, sizeof text,
-             "bucket_cap_mb %.10g first_bucket_mb %.10g reproducible %d average %d "
-             "find_unused_parameters %d static_graph %d keep_buckets %d no_overlap %d join %d "
-             "nonfinite %d hook %.30s buffers %d broadcast_buffers %d",
-             o->bucket_cap_mb, o->first_bucket_mb, !!o->reproducible, o->average,
+             "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
+             "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
+             "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d",
+             o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
+             !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
              !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
-             o->join, o->nonfinite, o->hook ? o->hook->name : "none", o->n_buffers,
-             !!o->broadcast_buffers);
+             o->n_buffers, !!o->broadcast_buffers);
     return lsi_agree_text(ddp->group, "ddp options", text);
 }
 
@@ -102,15 +113,23 @@ static void describe_buckets(ls_ddp *ddp) {
 
 ls_status lsi_ddp_use_plan(ls_ddp *ddp, lsi_bucket_plan *plan) {
     size_t n = (size_t)plan->n_buckets;
+    lsi_bucket_state *on = lsi_calloc(LSI_MEM_OTHER, n, sizeof *on);
+    ls_bucket *buckets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *buckets);
+    if (!on || !buckets) {
+        lsi_free(on);
+        lsi_free(buckets);
+        lsi_bucket_plan_fini(plan);
+        return LS_ERR_MEMORY;
+    }
     lsi_bucket_plan_fini(&ddp->plan);
-    ddp->plan = *plan;
-    *plan = (lsi_bucket_plan){0};
     lsi_free(ddp->on);
     lsi_free(ddp->buckets);
-    ddp->on = lsi_calloc(LSI_MEM_OTHER, n, sizeof *ddp->on);
-    ddp->buckets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *ddp->buckets);
+    ddp->plan = *plan;
+    ddp->on = on;
+    ddp->buckets = buckets;
     ddp->n_posted = ddp->n_room = ddp->n_seen_done = 0;
-    return ddp->on && ddp->buckets ? LS_OK : LS_ERR_MEMORY;
+    *plan = (lsi_bucket_plan){0};
+    return LS_OK;
 }
 
 static ls_status prepare_hook(ls_ddp *ddp) {
@@ -162,9 +181,12 @@ static ls_status set_up(ls_ddp *ddp) {
     LSI_TRY(lsi_ddp_use_plan(ddp, &plan));
     LSI_TRY(allocate(ddp));
     describe_buckets(ddp);
+    LSI_TRY(lsi_ddp_plan_states(ddp));
     lsi_accumulator_init(&ddp->accumulator, ddp->plan.total_bytes);
     LSI_TRY(broadcast(ddp, "parameter", ddp->params, ddp->n_params));
     LSI_TRY(lsi_ddp_broadcast_buffers(ddp));
+    LSI_TRY(lsi_ddp_shard_masters(ddp));
+    if (lsi_ddp_is_sharded(ddp)) LSI_TRY(lsi_ddp_move_values(ddp));
     LSI_TRY(prepare_hook(ddp));
     lsi_ddp_place_gradients(ddp);
     return LS_OK;
@@ -238,6 +260,8 @@ void ls_ddp_destroy(ls_ddp *ddp) {
     abandon_works(ddp);
     ls_group_free_shared(ddp->group, ddp->gradients);
     ls_group_free_shared(ddp->group, ddp->words);
+    lsi_ddp_return_values(ddp);
+    lsi_ddp_free_states(ddp);
     lsi_message_set(message);
     lsi_mem_note(LSI_MEM_GRADS, -ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);

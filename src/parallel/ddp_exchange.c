@@ -59,6 +59,15 @@ static ls_status run_hook(ls_ddp *ddp, int index, int stage) {
     return LS_OK;
 }
 
+/* Each rank gets its slice of the sum, where it lies. */
+static ls_status reduce_scatter(ls_ddp *ddp, int index, ls_op op) {
+    const ls_bucket *bucket = &ddp->buckets[index];
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    float *slice = (float *)bucket->grad + lsi_shard_cut(plan, index, plan->rank);
+    return ls_reduce_scatter_v(ddp->group, bucket->grad, slice, lsi_shard_counts(plan, index),
+                               bucket->dtype, op, ddp->scale, &ddp->on[index].work);
+}
+
 static ls_status post_bucket(ls_ddp *ddp, int index) {
     lsi_bucket_state *on = &ddp->on[index];
     const ls_bucket *bucket = &ddp->buckets[index];
@@ -70,6 +79,8 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
     on->posted_ns = lsi_now_ns();
     if (ddp->opts.hook)
         LSI_TRY(run_hook(ddp, index, 0));
+    else if (lsi_ddp_is_sharded(ddp))
+        LSI_TRY(in_bucket(ddp, index, reduce_scatter(ddp, index, op)));
     else
         LSI_TRY(in_bucket(ddp, index,
                           ls_all_reduce(ddp->group, bucket->grad, bucket->grad, bucket->count,

@@ -31,6 +31,7 @@
 #include "comm/group.h"
 #include "parallel/accumulate.h"
 #include "parallel/bucket.h"
+#include "parallel/shard_norm.h"
 
 typedef enum ddp_state { IDLE, BETWEEN, BACKWARD, FAILED } ddp_state;
 
@@ -50,9 +51,29 @@ typedef struct lsi_bucket_state {
     int64_t ready_ns, posted_ns, done_ns;
 } lsi_bucket_state;
 
+typedef struct lsi_values_head lsi_values_head;
+
 typedef struct lsi_weights {
     double mine, total;
 } lsi_weights;
+
+/* Optimizer states of this rank: of everything, or of its shard. */
+typedef struct lsi_states {
+    lsi_shard_plan plan;
+    lsi_shard_norm norm;   /* sharded strategies */
+    float *first, *second; /* moments, plan.n_states; NULL: no update was made yet */
+    float *masters;        /* the same of BF16 parameters; NULL: none, or the caller's are used */
+    int64_t *n_updates;    /* per parameter */
+} lsi_states;
+
+/* Parameters of sharded strategies, laid out as their gradients are. */
+typedef struct lsi_values {
+    unsigned char *at;     /* NULL: they are where the caller put them */
+    lsi_values_head *head; /* of shared ones */
+    bool is_kept;          /* ls_ddp_keep_values */
+    void **given;          /* per parameter: where it was, and goes back to at the end */
+    int64_t noted_bytes;
+} lsi_values;
 
 struct ls_ddp {
     ls_group *group;
@@ -101,6 +122,9 @@ struct ls_ddp {
     int n_ordered;
 
     int64_t backward_ns; /* when the last backward pass began */
+
+    lsi_states states; /* ddp_update.c */
+    lsi_values values; /* ddp_values.c */
 };
 
 enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
@@ -111,6 +135,9 @@ static inline bool lsi_ddp_is_frozen(const ls_ddp *ddp, int index) {
 /* Whether parameters may go without a gradient. */
 static inline bool lsi_ddp_allows_unused(const ls_ddp *ddp) {
     return ddp->opts.find_unused_parameters || ddp->opts.static_graph;
+}
+static inline bool lsi_ddp_is_sharded(const ls_ddp *ddp) {
+    return ddp->opts.strategy != LS_STRATEGY_DDP;
 }
 /* Whether each rank has a factor of its own. */
 static inline bool lsi_ddp_scales_before(const ls_ddp *ddp) {
@@ -156,6 +183,22 @@ void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket);
 LS_CHECKED ls_status lsi_ddp_post_verdict(ls_ddp *ddp);
 /* Waits for it; says what is wrong, alike on all ranks. Works of buckets are over. */
 LS_CHECKED ls_status lsi_ddp_take_verdict(ls_ddp *ddp);
+
+/* ---- ddp_values.c ---- */
+
+/* Moves the parameters into memory that is laid out as the buckets are. Collective. */
+LS_CHECKED ls_status lsi_ddp_move_values(ls_ddp *ddp);
+/* Copies them back and releases it. */
+void lsi_ddp_return_values(ls_ddp *ddp);
+/* After this rank has changed its shard: all ranks have all. Collective, blocks. */
+LS_CHECKED ls_status lsi_ddp_spread_values(ls_ddp *ddp);
+
+/* ---- ddp_update.c ---- */
+
+LS_CHECKED ls_status lsi_ddp_plan_states(ls_ddp *ddp);
+/* Copies this rank's pieces of the masters, from where they are at first. */
+LS_CHECKED ls_status lsi_ddp_shard_masters(ls_ddp *ddp);
+void lsi_ddp_free_states(ls_ddp *ddp);
 
 /* New buckets, in the order in which rank 0's gradients became ready. Collective. */
 

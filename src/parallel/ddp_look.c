@@ -32,8 +32,15 @@ static double sum_squares_f64(const double *values, int64_t count) {
     return total;
 }
 
-ls_status ls_ddp_grad_norm(const ls_ddp *ddp, double *norm) {
+static const float *grad_of(const void *context, int param) {
+    return ((const ls_ddp *)context)->params[param].grad;
+}
+
+ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm) {
     LSI_TRY(expect_idle(ddp, "ls_ddp_grad_norm"));
+    if (lsi_ddp_is_sharded(ddp))
+        return lsi_context(lsi_shard_norm_get(&ddp->states.norm, ddp->group, grad_of, ddp, norm),
+                           "ls_ddp_grad_norm");
     double total = 0;
     for (int i = 0; i < ddp->n_params; i++) {
         const ls_param *param = &ddp->params[i];

@@ -55,7 +55,8 @@ static void clear_step(ls_ddp *ddp, int64_t n_micro, double scale) {
 
 /* What the group is asked before a step. */
 static ls_status prepare_step(ls_ddp *ddp) {
-    if (ddp->n_steps == 1 && !ddp->opts.keep_buckets) LSI_TRY(lsi_ddp_rebuild(ddp));
+    if (ddp->n_steps == 1 && !ddp->opts.keep_buckets && !lsi_ddp_is_sharded(ddp))
+        LSI_TRY(lsi_ddp_rebuild(ddp));
     if (ddp->opts.broadcast_buffers) LSI_TRY(lsi_ddp_broadcast_buffers(ddp));
     return LS_OK;
 }

@@ -9,8 +9,8 @@
  *                  static_graph           the same in the first step; later that it changed: an
  * error
  *
- * Finite gradients may add up to infinity, and a hook may make it of finite ones: results are looked
- * at once more. With a hook ranks may see different ones, so one word is gathered. */
+ * Finite gradients may add up to infinity, and a hook may make it of finite ones: results are
+ * looked at once more. With a hook ranks may see different ones, so one word is gathered. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -86,8 +86,8 @@ void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket) {
     if (ddp->first_nonfinite < 0) ddp->first_nonfinite = find_nonfinite(ddp, bucket);
 }
 
-/* The first parameter whose result is not finite, -1: none on any rank. An all-reduce gave all ranks
- * the same; what a hook gave them may differ. */
+/* The first parameter whose result is not finite, -1: none on any rank. An all-reduce gave all
+ * ranks the same; what a hook gave them may differ. */
 static ls_status agree_on_results(ls_ddp *ddp, int *param) {
     int32_t all[LSI_MAX_RANKS], found = -1;
     for (int b = 0; b < ddp->plan.n_buckets && found < 0; b++)
@@ -201,7 +201,8 @@ static ls_status judge_unused(ls_ddp *ddp) {
                     (long long)ddp->n_steps + 1, list.n, list.at);
 }
 
-/* The first rank with a gradient that is not finite, and which; rank -1: it became so on the way. */
+/* The first rank with a gradient that is not finite, and which; rank -1: it became so on the way.
+ */
 static ls_status say_nonfinite(ls_ddp *ddp, int rank, int param) {
     char who[64];
     if (rank >= 0)

@@ -31,6 +31,8 @@ typedef struct lsi_train_config {
     double lr, min_lr, weight_decay, beta1, beta2, epsilon, clip_norm;
     int64_t warmup_steps;
     const char *schedule;
+    /* strategy */
+    const char *strategy, *replicas;
     /* gradients */
     const char *grad_average, *on_nonfinite, *freeze;
     int64_t max_skips, check_weights_every;
@@ -68,6 +70,8 @@ typedef struct lsi_run_plan {
     int schedule, tail;
     ls_dtype dtype;         /* of parameters and activations */
     int64_t n_checkpointed; /* blocks whose activations are computed again */
+    int strategy;           /* LS_STRATEGY_… */
+    int replicas;           /* LS_REPLICAS_… */
     int average;            /* LS_AVERAGE_… */
     int hook;               /* LS_HOOK_…; 0: none */
     bool skips;             /* steps that are not finite; else they end the run */

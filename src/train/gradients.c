@@ -68,8 +68,28 @@ ls_status lsi_worker_set_up_ddp(lsi_worker *w) {
                               .average = w->plan->average,
                               .keep_buckets = !c->rebuild_buckets,
                               .no_overlap = !c->overlap,
-                              .hook = w->hook};
-    return ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp);
+                              .hook = w->hook,
+                              .strategy = w->plan->strategy,
+                              .replicas = w->plan->replicas,
+                              .masters = w->masters};
+    LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp));
+    if (w->plan->strategy == LS_STRATEGY_DDP) return LS_OK;
+    ls_ddp_keep_values(w->ddp);
+    lsi_model_release(w->model);
+    lsi_mem_reset_peaks(); /* the model was there twice for a moment */
+    return LS_OK;
+}
+
+ls_status lsi_worker_collect_values(lsi_worker *w) {
+    if (w->plan->strategy == LS_STRATEGY_DDP || w->plan->dtype == LS_DTYPE_F32) return LS_OK;
+    LSI_TRY(lsi_model_make_room(w->model));
+    for (int i = 0; i < w->model->n_params; i++) {
+        const ls_param *param = &w->model->params[i];
+        bool is_frozen = param->flags & LS_PARAM_FROZEN;
+        if (param->dtype == LS_DTYPE_BF16 && !is_frozen)
+            LSI_TRY(ls_ddp_get_values(w->ddp, i, lsi_model_values(w->model, i)));
+    }
+    return LS_OK;
 }
 
 void lsi_worker_clean_up_ddp(lsi_worker *w) {

@@ -9,9 +9,11 @@
 
 #include "train/worker.h"
 
-/* The parameter to blame when the norm of the averaged gradients is not finite. */
+/* The parameter to blame when the norm of the averaged gradients is not finite. Of sharded
+ * gradients no rank has all. */
 static const char *find_parameter(const lsi_worker *w) {
-    const char *name = "?";
+    const char *name = w->plan->strategy == LS_STRATEGY_DDP ? "?" : "in some shard";
+    if (w->plan->strategy != LS_STRATEGY_DDP) return name;
     for (int i = w->model->n_params - 1; i >= 0; i--)
         if (w->model->params[i].grad &&
             !isfinite(ls_sum_squares(w->model->params[i].grad, w->model->params[i].count)))

@@ -86,6 +86,12 @@ const lsi_opt lsi_train_options[] = {
     BOOL("reproducible", reproducible, WORK,
          "The same bits for any number of workers: adds micro-batches in a fixed tree."),
 
+    CHOICE("strategy", strategy, "ddp", "ddp|zero1", WORK,
+           "What is sharded over the workers. ddp: nothing. zero1: optimizer states, each worker "
+           "updates its part (docs/sharding.md)."),
+    CHOICE("replicas", replicas, "shared", "shared|private", WORK,
+           "Sharded strategies: one copy of the parameters for all workers, or one each."),
+
     FLOAT("lr", lr, "0.001", 1e-12, 1e3, OPTIMIZER, "Peak learning rate of AdamW."),
     FLOAT("min-lr", min_lr, "-1", -1, 1e3, OPTIMIZER,
           "Learning rate that the schedule falls to (-1: a tenth of --lr)."),

@@ -404,6 +404,9 @@ static const choice hooks[] = {{"none", 0},
 #undef HOOK_ROW
 };
 
+static const choice strategies[] = {{"ddp", LS_STRATEGY_DDP}, {"zero1", LS_STRATEGY_ZERO1}};
+static const choice replicas[] = {{"shared", LS_REPLICAS_SHARED}, {"private", LS_REPLICAS_PRIVATE}};
+
 /* The option table has let through nothing else. */
 static int value_of(const choice *rows, size_t n, const char *text) {
     for (size_t i = 0; i < n; i++)
@@ -444,6 +447,8 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
          "depend"},
         {c->sync_batch_norm && strcmp(plan->model_class->name, "convnet") != 0, "--sync-batch-norm",
          "only --model convnet has batch norm"},
+        {plan->hook != 0 && plan->strategy != LS_STRATEGY_DDP, "--comm-hook",
+         "hooks work with --strategy ddp only"},
         {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
          "hooks know one factor for all workers; take --grad-average tokens"},
     };
@@ -455,6 +460,8 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
 static ls_status plan_gradients(const lsi_train_config *c, lsi_run_plan *plan) {
     plan->average = value_of(averages, sizeof averages / sizeof averages[0], c->grad_average);
     plan->hook = value_of(hooks, sizeof hooks / sizeof hooks[0], c->comm_hook);
+    plan->strategy = value_of(strategies, sizeof strategies / sizeof strategies[0], c->strategy);
+    plan->replicas = value_of(replicas, sizeof replicas / sizeof replicas[0], c->replicas);
     plan->skips = strcmp(c->on_nonfinite, "skip") == 0;
     LSI_TRY(plan_loss_scale(c, plan));
     return check_gradients(c, plan);

@@ -56,9 +56,14 @@ static int64_t total_bytes(const memory_row *row) {
 
 /* ---- JSON ---- */
 
+/* JSON has no NaN and no infinity, which losses of steps that were left out may be. */
+static json_t *number_of(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
 static json_t *list_of(const double *values, int64_t n) {
     json_t *list = json_array();
-    for (int64_t i = 0; i < n; i++) json_array_append_new(list, json_real(values[i]));
+    for (int64_t i = 0; i < n; i++) json_array_append_new(list, number_of(values[i]));
     return list;
 }
 
@@ -83,13 +88,13 @@ static void add_memory(json_t *result, const lsi_worker *w, const memory_row *ro
 static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *rows) {
     const lsi_run_plan *p = w->plan;
     json_t *result = json_pack(
-        "{s:s, s:i, s:I, s:f, s:f, s:s, s:f, s:I, s:I, s:I, s:i, s:s, s:s}", "strategy",
+        "{s:s, s:i, s:I, s:o, s:o, s:s, s:f, s:I, s:I, s:I, s:i, s:s, s:s}", "strategy",
         w->job->strategy, "world_size", w->n_ranks, "steps", (json_int_t)w->n_done, "loss_first",
-        w->losses[0], "loss_last", w->losses[w->n_done - 1], "weights_sha256", sha256,
-        "tokens_per_s", (double)w->n_tokens / w->wall_s, "n_params", (json_int_t)w->model->n_elems,
-        "micro_batch_size", (json_int_t)p->micro_batch_size, "n_micro_batches",
-        (json_int_t)p->n_micro_batches, "threads", p->n_threads, "processor", lsi_cpu_name(),
-        "gemm_library", lsi_gemm_library());
+        number_of(w->losses[0]), "loss_last", number_of(w->losses[w->n_done - 1]), "weights_sha256",
+        sha256, "tokens_per_s", (double)w->n_tokens / w->wall_s, "n_params",
+        (json_int_t)w->model->n_elems, "micro_batch_size", (json_int_t)p->micro_batch_size,
+        "n_micro_batches", (json_int_t)p->n_micro_batches, "threads", p->n_threads, "processor",
+        lsi_cpu_name(), "gemm_library", lsi_gemm_library());
     if (!result) return NULL;
     /* Medians reorder their lists, so the losses go first. */
     json_object_set_new(result, "loss", list_of(w->losses, w->n_done));
@@ -98,7 +103,7 @@ static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *
     json_object_set_new(result, "comm_exposed_ms", json_real(lsi_median(w->exposed_ms, w->n_done)));
     json_object_set_new(result, "bytes_sent", json_integer(w->bytes_sent));
     json_object_set_new(result, "unigram_entropy", json_real(p->unigram_entropy[LSI_SPLIT_TRAIN]));
-    if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", json_real(w->last_val_loss));
+    if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", number_of(w->last_val_loss));
     if (w->last_val_step >= 0 && !isnan(w->last_val_accuracy))
         json_object_set_new(result, "val_accuracy", json_real(w->last_val_accuracy));
     json_object_set_new(result, "grad_average", json_string(w->config->grad_average));

@@ -163,12 +163,19 @@ static ls_status update_weights(lsi_worker *w, int64_t step, const char *what,
     bool is_skipped = false;
     lsi_times_begin(w);
     record->lr = learning_rate(w, step);
-    record->grad_norm = lsi_optimizer_global_norm(w->optimizer);
+    LSI_TRY(ls_ddp_grad_norm(w->ddp, &record->grad_norm));
     int64_t norm_ns = lsi_times_lap(w, NULL);
+    w->times.optimizer_ns = norm_ns; /* all there is to a step that is left out */
     LSI_TRY(lsi_worker_judge(w, step, what, record->grad_norm, &is_skipped));
     if (is_skipped) return LS_OK;
-    double factor = ls_clip_factor(record->grad_norm, w->config->clip_norm);
-    LSI_TRY(lsi_optimizer_step(w->optimizer, record->lr, factor));
+    const ls_adamw_opts adamw = {.lr = record->lr,
+                                 .beta1 = w->config->beta1,
+                                 .beta2 = w->config->beta2,
+                                 .epsilon = w->config->epsilon,
+                                 .weight_decay = w->config->weight_decay,
+                                 .grad_scale =
+                                     ls_clip_factor(record->grad_norm, w->config->clip_norm)};
+    LSI_TRY(ls_ddp_update(w->ddp, &adamw));
     int64_t update_ns = lsi_times_lap(w, NULL);
     w->times.optimizer_ns = norm_ns + update_ns;
     lsi_trace_end(trace_ns, LSI_TRACE_COMPUTE, "optimizer", step);

@@ -60,18 +60,15 @@ static ls_status make_model(lsi_worker *w) {
 }
 
 static ls_status set_up_model(lsi_worker *w) {
-    const lsi_train_config *c = w->config;
     LSI_TRY(make_model(w));
     if (w->plan->dtype == LS_DTYPE_BF16) {
         LSI_TRY(lsi_model_narrow(w->model));
         lsi_mem_reset_peaks(); /* until here the masters counted as parameters */
     }
-    LSI_TRY(lsi_worker_set_up_ddp(w));
     size_t n_params = (size_t)w->model->n_params;
     LSI_TRY(lsi_check_alloc(w->masters = lsi_calloc(LSI_MEM_OTHER, n_params, sizeof *w->masters)));
     for (int i = 0; i < w->model->n_params; i++) w->masters[i] = lsi_model_values(w->model, i);
-    lsi_optimizer_opts adamw = {c->beta1, c->beta2, c->epsilon, c->weight_decay, w->masters};
-    return lsi_optimizer_create(w->model->params, w->model->n_params, &adamw, &w->optimizer);
+    return lsi_worker_set_up_ddp(w);
 }
 
 /* Statistics of synchronised batch norm. */
@@ -132,7 +129,6 @@ static void clean_up(lsi_worker *w) {
     lsi_tape_destroy(w->tape);
     lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);
-    lsi_optimizer_destroy(w->optimizer);
     lsi_free(w->masters);
     lsi_worker_clean_up_ddp(w);
     lsi_model_destroy(w->model);
@@ -229,6 +225,7 @@ static ls_status close_metrics(lsi_worker *w) {
 
 static ls_status finish(lsi_worker *w) {
     char sha256[LSI_SHA256_TEXT_BYTES];
+    LSI_TRY(lsi_worker_collect_values(w));
     LSI_TRY(lsi_worker_agree_weights(w, sha256));
     /* From here the others wait for rank 0's disk, which may take its time; a death is still
      * noticed by the launcher. */

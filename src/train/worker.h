@@ -13,7 +13,6 @@
 #include "base/hash.h"
 #include "comm/group.h"
 #include "observe/monitor.h"
-#include "optim/optimizer.h"
 #include "train/train.h"
 
 /* Where this rank's time goes; communication inside of passes is taken out of them. */
@@ -44,8 +43,7 @@ typedef struct lsi_worker {
     ls_comm_hook *hook;    /* NULL: none */
     ls_loss_scaler scaler; /* of the fp16 hook */
     double wire_factor;    /* what it multiplies with in this step */
-    lsi_optimizer *optimizer;
-    float **masters; /* float32 values of each parameter */
+    float **masters;       /* float32 values of each parameter */
     lsi_arena *arena;
     lsi_tape *tape;
     void *inputs; /* one micro-batch: tokens, or images as floats */
@@ -78,6 +76,8 @@ typedef struct lsi_worker {
 /* What is frozen, the hook, and the ddp. */
 LS_CHECKED ls_status lsi_worker_set_up_ddp(lsi_worker *w);
 void lsi_worker_clean_up_ddp(lsi_worker *w);
+/* After training: the float32 values of all parameters, for hashing and saving. Collective. */
+LS_CHECKED ls_status lsi_worker_collect_values(lsi_worker *w);
 /* Whether the averaged gradients of a step, whose norm is `norm`, must not be used, because a
  * loss or the norm is not finite: `what` says which, NULL if none. The same on all ranks. Not
  * allowed to go on: LS_ERR_NUMERIC, with all that can be found out. */

@@ -101,8 +101,8 @@ static inline int64_t n_calls(ls_group *group) {
 
 /* A number that ranks in threads and in processes see alike, 0 at first. */
 static inline _Atomic int *shared_number(void) {
-    void *at = mmap(NULL, sizeof(_Atomic int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                    -1, 0);
+    void *at =
+        mmap(NULL, sizeof(_Atomic int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) fail_msg("no page of memory");
     return at;
 }

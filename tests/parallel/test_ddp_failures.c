@@ -310,6 +310,52 @@ static void failed_allocations_are_reported_and_leave_nothing(void **state) {
     assert_true(n_failures > 10);
 }
 
+/* Buckets are rebuilt in the second step, since gradients become ready first to last. */
+static ls_status forward_step(lone *f) {
+    LSI_TRY(ls_ddp_begin_step(f->ddp, 1, 0));
+    LSI_TRY(ls_ddp_begin_backward(f->ddp));
+    for (int i = 0; i < N_PARAMS; i++) {
+        if (f->model.params[i].flags & LS_PARAM_FROZEN) continue;
+        toy_write_gradient(&f->model, i, 0, 0, 0);
+        LSI_TRY(ls_ddp_grad_ready(f->ddp, i));
+    }
+    LSI_TRY(ls_ddp_end_backward(f->ddp));
+    return ls_ddp_finish_step(f->ddp);
+}
+
+static ls_status rebuild_and_check(lone *f) {
+    LSI_TRY(forward_step(f));
+    return ls_ddp_check_weights(f->ddp);
+}
+
+static void failed_allocations_of_a_rebuild_and_a_check_leave_nothing(void **state) {
+    (void)state;
+    int n_rebuilds = 0, n_checks = 0, failed = 1;
+    for (int64_t n = 1; failed; n++) {
+        lone f;
+        lone_open(&f, counts, N_PARAMS);
+        assert_ok(ls_ddp_create(f.group, f.model.params, N_PARAMS, &tiny_buckets, &f.ddp));
+        assert_ok(forward_step(&f));
+        lsi_mem_fail_at(n);
+        ls_status status = rebuild_and_check(&f);
+        failed = lsi_mem_has_failed();
+        lsi_mem_fail_at(0);
+        if (!failed) {
+            assert_ok(status);
+        } else {
+            assert_fails(status, LS_ERR_MEMORY, "failed on request");
+            ls_bucket_info info;
+            assert_ok(ls_ddp_get_bucket(f.ddp, 3, &info));
+            /* A rebuild is part of a step, a check is not. */
+            status = ls_ddp_check_weights(f.ddp);
+            n_checks += status == LS_OK;
+            n_rebuilds += status == LS_ERR_STATE;
+        }
+        lone_close(&f);
+    }
+    assert_true(n_rebuilds >= 5 && n_checks >= 1);
+}
+
 /* Somebody else's works fill the ring of the group. */
 static void a_full_ring_fails_the_step(void **state) {
     (void)state;
@@ -349,6 +395,7 @@ int main(void) {
         cmocka_unit_test(buckets_in_flight_outlive_their_owner),
         cmocka_unit_test(destroying_keeps_the_message),
         cmocka_unit_test(failed_allocations_are_reported_and_leave_nothing),
+        cmocka_unit_test(failed_allocations_of_a_rebuild_and_a_check_leave_nothing),
         cmocka_unit_test(a_full_ring_fails_the_step),
         cmocka_unit_test(a_heap_too_small_is_reported),
     };

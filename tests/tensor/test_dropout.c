@@ -145,6 +145,55 @@ static void gradient_is_the_mask(void **state) {
     close_net(n);
 }
 
+/* ---- recomputed (T096) ---- */
+
+typedef struct recomputed {
+    float y[WIDTH], dx[WIDTH], dw[WIDTH]; /* dw: what backward sees of y */
+    float next[WIDTH];                    /* the pass's next draw */
+} recomputed;
+
+/* loss = sum of w dropout(x, 0.5), w = 1, in a unit that keeps its input alone, or all. */
+static void pass_through_unit(uint32_t micro_batch, bool keeps_all, recomputed *out) {
+    float weight[WIDTH];
+    for (int i = 0; i < WIDTH; i++) weight[i] = 1.0f;
+    ls_param w = {.name = "w", .count = WIDTH, .dtype = LS_DTYPE_F32, .data = weight};
+    w.grad = out->dw;
+    net n = open_net();
+    lsi_tape_seed(n.tape, 1, 0, micro_batch);
+    lsi_tape_checkpoint(n.tape, keeps_all ? 0 : 1);
+    lsi_tape_unit_begin(n.tape, 1);
+    lsi_tensor *x = ones(n.tape);
+    lsi_tensor *y = lsi_op_dropout(n.tape, x, 0.5f);
+    assert_non_null(y);
+    memcpy(out->y, y->data, sizeof out->y);
+    lsi_tensor *w_leaf = lsi_tape_param(n.tape, &w, 0, 2, (int64_t[]){WIDTH, 1});
+    lsi_tensor *loss = lsi_op_linear(n.tape, y, w_leaf, NULL);
+    lsi_tape_drop(n.tape, y);
+    lsi_tape_unit_end(n.tape, 1);
+    if (!keeps_all) assert_null(y->data);
+    assert_ok(lsi_tape_backward(n.tape, loss));
+    memcpy(out->dx, x->grad, sizeof out->dx);
+    memcpy(out->next, lsi_op_dropout(n.tape, ones(n.tape), 0.5f)->data, sizeof out->next);
+    close_net(n);
+}
+
+/* Micro-batches 0 and 1 are those of two workers. */
+static void recomputed_masks_and_later_draws_are_those_of_forward(void **state) {
+    (void)state;
+    static recomputed kept[2], again[2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pass_through_unit(rank, true, &kept[rank]);
+        pass_through_unit(rank, false, &again[rank]);
+        assert_memory_equal(&kept[rank], &again[rank], sizeof kept[rank]);
+        for (int i = 0; i < WIDTH; i++) {
+            assert_true(again[rank].dx[i] == (kept[rank].y[i] != 0.0f ? 2.0f : 0.0f));
+            assert_true(again[rank].dw[i] == kept[rank].y[i]);
+        }
+        assert_memory_not_equal(kept[rank].y, kept[rank].next, sizeof kept[rank].y);
+    }
+    assert_memory_not_equal(kept[0].y, kept[1].y, sizeof kept[0].y);
+}
+
 static void nothing_is_dropped_at_zero_or_without_recording(void **state) {
     (void)state;
     net n = open_net();
@@ -175,6 +224,7 @@ int main(void) {
         cmocka_unit_test(masks_repeat_by_seed_step_and_micro_batch_alone),
         cmocka_unit_test(layers_of_a_pass_have_different_masks),
         cmocka_unit_test(gradient_is_the_mask),
+        cmocka_unit_test(recomputed_masks_and_later_draws_are_those_of_forward),
         cmocka_unit_test(nothing_is_dropped_at_zero_or_without_recording),
         cmocka_unit_test(bad_probabilities_are_answered),
     };
