@@ -86,14 +86,28 @@ void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket) {
     if (ddp->first_nonfinite < 0) ddp->first_nonfinite = find_nonfinite(ddp, bucket);
 }
 
-/* The first parameter whose result is not finite, -1: none on any rank. An all-reduce gave all
- * ranks the same; what a hook gave them may differ. */
-static ls_status agree_on_results(ls_ddp *ddp, int *param) {
-    int32_t all[LSI_MAX_RANKS], found = -1;
+/* In the results that this rank has: everything, or its shard. */
+static int find_in_results(const ls_ddp *ddp) {
+    int found = -1;
+    if (lsi_ddp_is_sharded(ddp)) {
+        for (int k = 0; k < ddp->states.plan.n_pieces && found < 0; k++) {
+            const lsi_piece *piece = &ddp->states.plan.pieces[k];
+            const float *grad = lsi_ddp_place(ddp, piece->param);
+            if (has_nonfinite_f32(grad + piece->begin, piece->count)) found = piece->param;
+        }
+        return found;
+    }
     for (int b = 0; b < ddp->plan.n_buckets && found < 0; b++)
         found = find_nonfinite(ddp, &ddp->buckets[b]);
+    return found;
+}
+
+/* The first parameter whose result is not finite, -1: none on any rank. An all-reduce gave all
+ * ranks the same; what a hook or a reduce-scatter gave them differs. */
+static ls_status agree_on_results(ls_ddp *ddp, int *param) {
+    int32_t all[LSI_MAX_RANKS], found = find_in_results(ddp);
     *param = found;
-    if (!ddp->opts.hook) return LS_OK;
+    if (!ddp->opts.hook && !lsi_ddp_is_sharded(ddp)) return LS_OK;
     *param = -1;
     LSI_TRY(ls_all_gather(ddp->group, &found, all, 1, LS_DTYPE_I32, NULL));
     for (int r = 0; r < ls_group_world_size(ddp->group) && *param < 0; r++) *param = all[r];

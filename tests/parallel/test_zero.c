@@ -236,6 +236,46 @@ static ls_status clips_alike(ls_group *group, void *context) {
     return LS_OK;
 }
 
+/* T043: finite gradients whose sum overflows in rank 1's shard only: all ranks leave the step out.
+ */
+static ls_status skips_alike(ls_group *group, void *context) {
+    float values[2] = {1, 2};
+    ls_param params[] = {{.name = "a", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[0]},
+                         {.name = "b", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[1]}};
+    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    ls_ddp *ddp = NULL;
+    opts.strategy = LS_STRATEGY_ZERO1;
+    opts.replicas = *(int *)context;
+    opts.nonfinite = LS_NONFINITE_SKIP;
+    opts.average = LS_AVERAGE_SUM;
+    LSI_TRY(ls_ddp_create(group, params, 2, &opts, &ddp));
+    for (int step = 0; step < 2; step++) {
+        LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
+        LSI_TRY(ls_ddp_begin_backward(ddp));
+        for (int i = 1; i >= 0; i--) { /* a is the last element of the only bucket */
+            *(float *)params[i].grad = i == 0 && step == 0 ? 3e38f : 1.0f;
+            LSI_TRY(ls_ddp_grad_ready(ddp, i));
+        }
+        LSI_TRY(ls_ddp_end_backward(ddp));
+        LSI_TRY(ls_ddp_finish_step(ddp));
+        RANK_CHECK(ls_ddp_step_is_skipped(ddp) == (step == 0), "step %d: skipped %d", step,
+                   ls_ddp_step_is_skipped(ddp));
+        RANK_CHECK(step > 0 || strstr(ls_ddp_skip_reason(ddp), "parameter a"), "reason '%s'",
+                   ls_ddp_skip_reason(ddp));
+    }
+    ls_ddp_destroy(ddp);
+    RANK_CHECK(values[0] == 1 && values[1] == 2, "weights %g %g", (double)values[0],
+               (double)values[1]);
+    return LS_OK;
+}
+
+static void an_overflow_in_one_shard_is_seen_by_all(void **state) {
+    (void)state;
+    for (int replicas = 0; replicas < 2; replicas++)
+        for (int n = 2; n <= 3; n++)
+            assert_ok(run_ranks(RANKS_AS_PROCESSES, n, skips_alike, &replicas));
+}
+
 static void the_norm_is_of_all_shards(void **state) {
     (void)state;
     for (int replicas = 0; replicas < 2; replicas++)
@@ -249,6 +289,7 @@ int main(void) {
         cmocka_unit_test(large_weights_are_those_of_ddp_at_different_speeds),
         cmocka_unit_test(seven_parameters_on_three_ranks_are_shared_out),
         cmocka_unit_test(the_norm_is_of_all_shards),
+        cmocka_unit_test(an_overflow_in_one_shard_is_seen_by_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
