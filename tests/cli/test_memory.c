@@ -1,6 +1,7 @@
 /* The memory table of a run: kinds add up to what the system measured at peak, within 5 %, for
  * models small and larger, by workers and threads, with and without the copies that
- * --reproducible keeps. Under sanitizers the system counts their shadow memory too, so there is
+ * --reproducible keeps; and what a parameter takes is what it must, on every rank, with no second
+ * copy of gradients. Under sanitizers the system counts their shadow memory too, so there is
  * nothing to compare. */
 #include "harness/harness.h"
 
@@ -60,9 +61,82 @@ static void kinds_add_up_to_the_measured_peak(void **state) {
     }
 }
 
+/* ---- bytes of a parameter ---- */
+
+/* Gradients are float32 and lie in buckets alone; bfloat16 has a float32 master besides the
+ * moments. A rank touches its slice of the buckets of all others. Frozen parameters have no
+ * gradient. */
+static const struct {
+    const char *options;
+    double params, grads, optimizer, buckets;
+    bool is_frozen; /* some are: what is left of gradients is not known here, but moments are 2 */
+} formulas[] = {
+    {"--workers 1", 4, 4, 8, 0, false},
+    {"--workers 2", 4, 4, 8, 4 * 1 / 2.0, false},
+    {"--workers 4", 4, 4, 8, 4 * 3 / 4.0, false},
+    {"--workers 1 --dtype bf16", 2, 4, 12, 0, false},
+    {"--workers 2 --dtype bf16", 2, 4, 12, 4 * 1 / 2.0, false},
+    {"--workers 4 --dtype bf16", 2, 4, 12, 4 * 3 / 4.0, false},
+    {"--workers 2 --micro-batch-size 1", 4, 4, 8, 4 * 1 / 2.0, false},
+    {"--workers 2 --bucket-cap-mb 0.01 --first-bucket-mb 0.01 --no-overlap", 4, 4, 8, 4 * 1 / 2.0,
+     false},
+    {"--workers 2 --freeze h.0.", 4, 0, 0, 0, true},
+};
+
+static double bytes_of(const json_t *row, const char *kind) {
+    const json_t *bytes = json_object_get(json_object_get(row, "peak_bytes"), kind);
+    assert_true(json_is_integer(bytes));
+    return (double)json_integer_value(bytes);
+}
+
+static void assert_bytes(const char *options, const json_t *row, const char *kind,
+                         double expected) {
+    double found = bytes_of(row, kind);
+    if (fabs(found - expected) > 0.01 * expected)
+        fail_msg("%s: rank %lld: %.0f bytes of %s, expected %.0f", options,
+                 (long long)json_integer_value(json_object_get(row, "rank")), found, kind,
+                 expected);
+}
+
+static void check_formula(size_t f, const json_t *row, double n_params) {
+    const char *options = formulas[f].options;
+    assert_bytes(options, row, "params", formulas[f].params * n_params);
+    if (formulas[f].is_frozen) {
+        assert_true(bytes_of(row, "grads") < 0.7 * 4 * n_params);
+        assert_bytes(options, row, "optimizer", 2 * bytes_of(row, "grads"));
+        return;
+    }
+    assert_bytes(options, row, "grads", formulas[f].grads * n_params);
+    assert_bytes(options, row, "optimizer", formulas[f].optimizer * n_params);
+    assert_bytes(options, row, "buckets", formulas[f].buckets * n_params);
+}
+
+static void a_parameter_takes_the_bytes_of_the_formula(void **state) {
+    const char *folder = *state, *json = in_scratch(state, "json");
+    write_sentences(in_scratch(state, "text"), 20000, 1);
+    for (size_t f = 0; f < sizeof formulas / sizeof formulas[0]; f++) {
+        program_words words = {0};
+        program_result result;
+        add_split(&words,
+                  "train --data %s/text --out %s/run --json %s --steps 3 --threads 1 "
+                  "--val-fraction 0 --batch-size 8 --n-layer 2 --n-embd 64 --seq-len 16 %s",
+                  folder, folder, json, formulas[f].options);
+        program_run(NULL, words.at, &result);
+        assert_ended(&result, 0);
+        program_release(&result);
+        json_t *all = json_load_file(json, 0, NULL), *row;
+        double n_params = (double)json_integer_value(json_object_get(all, "n_params"));
+        size_t r;
+        json_array_foreach(json_object_get(all, "ranks"), r, row) check_formula(f, row, n_params);
+        json_decref(all);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(kinds_add_up_to_the_measured_peak, make_scratch,
+                                        remove_scratch),
+        cmocka_unit_test_setup_teardown(a_parameter_takes_the_bytes_of_the_formula, make_scratch,
                                         remove_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

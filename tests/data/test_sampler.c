@@ -44,7 +44,7 @@ static void small_cases_equal_the_documented_ones(void **state) {
         int64_t block;
         const char *places[4];
     } rows[] = {
-        /* torch.utils.data.DistributedSampler, 10 samples, 3 ranks */
+        /* torch.utils.data.DistributedSampler, 10 samples, 3 ranks (T069) */
         {10, 3, LS_TAIL_PAD, LS_ASSIGN_STRIDED, 0, {"0 3 6 9", "1 4 7 (0)", "2 5 8 (1)"}},
         {10, 3, LS_TAIL_DROP, LS_ASSIGN_STRIDED, 0, {"0 3 6", "1 4 7", "2 5 8"}},
         /* fewer samples than ranks: the list repeats as often as needed; dropped: nothing is left
@@ -72,6 +72,53 @@ static void small_cases_equal_the_documented_ones(void **state) {
             assert_string_equal(places_of(sampler, text), rows[i].places[rank]);
             ls_sampler_destroy(sampler);
         }
+}
+
+/* ---- evaluation on all ranks ---- */
+
+/* What ranks gather of a set's samples, in steps of `batch` places of each rank, padding left out;
+ * the number of ids. */
+static int64_t gather_ids(int64_t n_samples, int n_ranks, int64_t batch, int64_t *ids) {
+    ls_sampler *samplers[8] = {NULL};
+    int64_t n = 0;
+    for (int r = 0; r < n_ranks; r++) samplers[r] = make(options(n_samples, n_ranks, r));
+    int64_t length = ls_sampler_length(samplers[0]);
+    for (int64_t first = 0; first < length; first += batch)
+        for (int64_t i = first; i < first + batch && i < length; i++)
+            for (int r = 0; r < n_ranks; r++) {
+                int64_t index;
+                int is_padding;
+                assert_ok(ls_sampler_get(samplers[r], i, &index, &is_padding));
+                if (!is_padding) ids[n++] = index;
+            }
+    for (int r = 0; r < n_ranks; r++) ls_sampler_destroy(samplers[r]);
+    return n;
+}
+
+/* T076: as many as the set has, in its order. */
+static void gathered_samples_are_the_set_in_index_order(void **state) {
+    (void)state;
+    const struct {
+        int64_t n_samples, batch;
+        int n_ranks;
+    } rows[] = {{22, 8, 3}, {97, 8, 2}, {99, 8, 2}, {22, 1, 8}, {3, 8, 8}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t ids[128];
+        int64_t n = gather_ids(rows[i].n_samples, rows[i].n_ranks, rows[i].batch, ids);
+        assert_int_equal(n, rows[i].n_samples);
+        for (int64_t k = 0; k < n; k++) assert_int_equal(ids[k], k);
+    }
+}
+
+/* T069: 10 samples, of which 0 and 1 are wrong; the lists of 3 ranks are in the table above. */
+static void padding_does_not_count_in_a_metric(void **state) {
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 8; n_ranks++) {
+        int64_t ids[16], n = gather_ids(10, n_ranks, 2, ids), n_right = 0;
+        for (int64_t k = 0; k < n; k++) n_right += ids[k] > 1;
+        assert_int_equal(n, 10);
+        assert_true((double)n_right / (double)n == 0.8);
+    }
 }
 
 /* ---- oracle ---- */
@@ -340,6 +387,8 @@ static void failed_allocations_leak_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_cases_equal_the_documented_ones),
+        cmocka_unit_test(gathered_samples_are_the_set_in_index_order),
+        cmocka_unit_test(padding_does_not_count_in_a_metric),
         cmocka_unit_test(each_sample_appears_once_but_for_padding),
         cmocka_unit_test(ranks_share_one_permutation),
         cmocka_unit_test(epochs_and_seeds_differ_and_come_back),

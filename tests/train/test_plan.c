@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include <lockstep/optim.h>
+#include <lockstep/parallel.h>
 
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -349,6 +350,39 @@ static void schedules_have_their_defaults(void **state) {
     assert_refused("--min-lr -0.5", LS_ERR_ARGUMENT, "--min-lr");
 }
 
+static void gradients_are_planned(void **state) {
+    (void)state;
+    const struct {
+        const char *options;
+        int average, hook;
+        bool skips;
+        double loss_scale;
+    } rows[] = {
+        {"", LS_AVERAGE_WEIGHTS, 0, false, 0},
+        {"--grad-average ranks", LS_AVERAGE_MEANS, 0, false, 0},
+        {"--grad-average sum --on-nonfinite skip", LS_AVERAGE_SUM, 0, true, 0},
+        {"--comm-hook allreduce --reproducible", LS_AVERAGE_WEIGHTS, LS_HOOK_ALL_REDUCE, false, 0},
+        {"--comm-hook noop", LS_AVERAGE_WEIGHTS, LS_HOOK_NOOP, false, 0},
+        {"--comm-hook bf16", LS_AVERAGE_WEIGHTS, LS_HOOK_BF16, false, 0},
+        {"--comm-hook fp16 --loss-scale 0.25", LS_AVERAGE_WEIGHTS, LS_HOOK_FP16, false, 0.25},
+        {"--comm-hook fp16 --loss-scale dynamic", LS_AVERAGE_WEIGHTS, LS_HOOK_FP16, false, 0},
+        {"--comm-hook int8", LS_AVERAGE_WEIGHTS, LS_HOOK_INT8, false, 0},
+        {"--comm-hook topk", LS_AVERAGE_WEIGHTS, LS_HOOK_TOPK, false, 0},
+        {"--comm-hook powersgd", LS_AVERAGE_WEIGHTS, LS_HOOK_POWERSGD, false, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        lsi_run_plan p = plan_of(rows[i].options);
+        if (p.average != rows[i].average || p.hook != rows[i].hook || p.skips != rows[i].skips ||
+            p.loss_scale != rows[i].loss_scale)
+            fail_msg("%s: average %d, hook %d, skips %d, scale %g", rows[i].options, p.average,
+                     p.hook, p.skips, p.loss_scale);
+    }
+    assert_refused("--loss-scale 8", LS_ERR_USAGE, "is for --comm-hook fp16");
+    assert_refused("--comm-hook fp16 --loss-scale 5", LS_ERR_USAGE, "a power of two");
+    assert_refused("--sync-batch-norm", LS_ERR_USAGE, "only --model convnet");
+    assert_refused("--reproducible --comm-hook int8", LS_ERR_USAGE, "--comm-hook: --reproducible");
+}
+
 static void threads_are_shared_or_said(void **state) {
     (void)state;
     int n = lsi_cpu_count();
@@ -404,6 +438,7 @@ int main(void) {
         cmocka_unit_test(a_missing_text_is_asked_for),
         cmocka_unit_test(models_are_checked),
         cmocka_unit_test(schedules_have_their_defaults),
+        cmocka_unit_test(gradients_are_planned),
         cmocka_unit_test(threads_are_shared_or_said),
         cmocka_unit_test(memory_that_runs_out_is_answered),
     };
