@@ -15,6 +15,7 @@ typedef enum ls_event {
     LS_EVENT_BEFORE_FORWARD,  /* index: unit */
     LS_EVENT_AFTER_FORWARD,   /* index: unit */
     LS_EVENT_BEFORE_BACKWARD, /* index: unit */
+    LS_EVENT_GRAD_NEEDED,     /* index: parameter; its gradient is about to be written */
     LS_EVENT_GRAD_READY,      /* index: parameter; its gradient is complete for this micro-batch */
     LS_EVENT_AFTER_BACKWARD,  /* index: unit */
     LS_EVENT_END_OF_BACKWARD, /* index: 0 */

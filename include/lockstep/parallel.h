@@ -53,6 +53,12 @@ typedef enum ls_strategy {
     LS_STRATEGY_DDP = 0,   /* nothing: every rank has everything */
     LS_STRATEGY_ZERO1 = 1, /* optimizer states: gradients are reduce-scattered, each rank updates
                               its shard with ls_ddp_update, which brings the parameters to all */
+    LS_STRATEGY_ZERO2 = 2, /* gradients as well: buckets have memory from ls_ddp_grad_needed until
+                              they are reduced, every micro-batch is exchanged, sums are kept in
+                              shards. A step of several micro-batches has the sum over ranks of each
+                              added up, so plain sums have other bits than those of the strategies
+                              above; reproducible ones have the same, if micro-batch i of rank r is
+                              number i * ranks + r of the step and ranks are a power of two */
 } ls_strategy;
 
 /* Where the parameters of sharded strategies are. */
@@ -158,6 +164,10 @@ LS_API LS_CHECKED ls_status ls_ddp_weigh(ls_ddp *ddp, double weight);
 LS_API LS_CHECKED ls_status ls_ddp_begin_backward(ls_ddp *ddp);
 /* Whether gradients of this micro-batch must be added to params[i].grad (1) or overwrite it (0). */
 LS_API int ls_ddp_accumulates(const ls_ddp *ddp);
+/* Before the gradient of a parameter is first written in this micro-batch: params[index].grad is
+ * there afterwards. Needed with LS_STRATEGY_ZERO2, whose gradients come and go (it may wait for
+ * the oldest bucket in flight); nothing happens with the others. Local. */
+LS_API LS_CHECKED ls_status ls_ddp_grad_needed(ls_ddp *ddp, int index);
 /* Local, does not block (but waits for the oldest of more than 512 buckets in flight): the gradient
  * of parameter `index` is complete for this micro-batch. On the last micro-batch it may start
  * communication. Twice for one parameter is LS_ERR_STATE. */
@@ -212,8 +222,8 @@ LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *val
  * parameter once and sends 8 bytes. */
 LS_API LS_CHECKED ls_status ls_ddp_check_weights(ls_ddp *ddp);
 
-/* Feeds events to the calls above: GRAD_READY, END_OF_BACKWARD, PROGRESS (other events do nothing).
- * The sink is valid as long as ddp. */
+/* Feeds events to the calls above: GRAD_NEEDED, GRAD_READY, END_OF_BACKWARD, PROGRESS (other events
+ * do nothing). The sink is valid as long as ddp. */
 LS_API ls_event_sink ls_ddp_sink(ls_ddp *ddp);
 
 /* ---- for reports; local ---- */

@@ -32,7 +32,7 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
     } rows[] = {{"average", opts->average, LS_AVERAGE_MEANS},
                 {"join", opts->join, LS_JOIN_STOP},
                 {"nonfinite", opts->nonfinite, LS_NONFINITE_SKIP},
-                {"strategy", opts->strategy, LS_STRATEGY_ZERO1},
+                {"strategy", opts->strategy, LS_STRATEGY_ZERO2},
                 {"replicas", opts->replicas, LS_REPLICAS_PRIVATE}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].value < 0 || rows[i].value > rows[i].largest)
@@ -44,6 +44,11 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         return lsi_fail(LS_ERR_UNSUPPORTED,
                         "ddp options: LS_AVERAGE_MEANS gives every rank a factor of its own, which "
                         "hooks do not know; take LS_AVERAGE_WEIGHTS");
+    if (opts->strategy == LS_STRATEGY_ZERO2 &&
+        (opts->join != LS_JOIN_NONE || opts->average == LS_AVERAGE_MEANS))
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "ddp options: LS_STRATEGY_ZERO2 exchanges every micro-batch, so it works "
+                        "neither with join nor with LS_AVERAGE_MEANS; take LS_STRATEGY_ZERO1");
     if (opts->static_graph && opts->join != LS_JOIN_NONE)
         return lsi_fail(
             LS_ERR_UNSUPPORTED,
@@ -73,22 +78,6 @@ static ls_status agree_on_options(ls_ddp *ddp) {
 
 /* ---- buckets ---- */
 
-void *lsi_ddp_place(const ls_ddp *ddp, int index) {
-    const lsi_bucket *bucket = &ddp->plan.buckets[ddp->plan.bucket_of[index]];
-    return ddp->gradients + bucket->offset_bytes +
-           ddp->plan.offset_of[index] * (int64_t)ls_dtype_bytes(bucket->dtype);
-}
-
-size_t lsi_ddp_grad_bytes(const ls_ddp *ddp, int index) {
-    const ls_param *param = &ddp->params[index];
-    return (size_t)param->count * ls_dtype_bytes(ls_grad_dtype(param->dtype));
-}
-
-void lsi_ddp_place_gradients(ls_ddp *ddp) {
-    for (int i = 0; i < ddp->n_params; i++)
-        ddp->params[i].grad = lsi_ddp_is_frozen(ddp, i) ? NULL : lsi_ddp_place(ddp, i);
-}
-
 ls_status lsi_ddp_plan(ls_ddp *ddp, const int *order, lsi_bucket_plan *plan) {
     double cap_mb = ddp->opts.bucket_cap_mb, first_mb = ddp->opts.first_bucket_mb;
     if (cap_mb == 0) cap_mb = DEFAULT_CAP_MB;
@@ -101,13 +90,14 @@ static void describe_buckets(ls_ddp *ddp) {
     const lsi_bucket_plan *plan = &ddp->plan;
     for (int b = 0; b < plan->n_buckets; b++) {
         const lsi_bucket *bucket = &plan->buckets[b];
-        ddp->buckets[b] = (ls_bucket){.index = b,
-                                      .dtype = bucket->dtype,
-                                      .grad = ddp->gradients + bucket->offset_bytes,
-                                      .count = bucket->count,
-                                      .n_params = bucket->n_params,
-                                      .params = plan->sequence + bucket->first,
-                                      .offsets = plan->offsets + bucket->first};
+        ddp->buckets[b] =
+            (ls_bucket){.index = b,
+                        .dtype = bucket->dtype,
+                        .grad = ddp->gradients ? ddp->gradients + bucket->offset_bytes : NULL,
+                        .count = bucket->count,
+                        .n_params = bucket->n_params,
+                        .params = plan->sequence + bucket->first,
+                        .offsets = plan->offsets + bucket->first};
     }
 }
 
@@ -148,16 +138,7 @@ static ls_status allocate(ls_ddp *ddp) {
     ddp->ready_order = lsi_calloc(LSI_MEM_OTHER, n, sizeof *ddp->ready_order);
     if (!ddp->at || !ddp->ready_order) return LS_ERR_MEMORY;
     LSI_TRY(lsi_ddp_verdict_init(ddp));
-    void *gradients = NULL;
-    LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)ddp->plan.total_bytes, &gradients));
-    ddp->gradients = gradients;
-    /* An all-reduce makes this process touch its slice of every peer's buckets as well. */
-    int n_ranks = ls_group_world_size(ddp->group);
-    ddp->noted_bytes[0] = ddp->plan.total_bytes;
-    ddp->noted_bytes[1] = ddp->plan.total_bytes / n_ranks * (n_ranks - 1);
-    lsi_mem_note(LSI_MEM_GRADS, ddp->noted_bytes[0]);
-    lsi_mem_note(LSI_MEM_BUCKETS, ddp->noted_bytes[1]);
-    return LS_OK;
+    return lsi_ddp_take_gradients(ddp);
 }
 
 static ls_status broadcast(ls_ddp *ddp, const char *what, ls_param *list, int n) {
@@ -179,10 +160,9 @@ static ls_status set_up(ls_ddp *ddp) {
     LSI_TRY(lsi_agree_params(ddp->group, ddp->opts.buffers, ddp->opts.n_buffers));
     LSI_TRY(lsi_ddp_plan(ddp, NULL, &plan));
     LSI_TRY(lsi_ddp_use_plan(ddp, &plan));
+    LSI_TRY(lsi_ddp_plan_states(ddp));
     LSI_TRY(allocate(ddp));
     describe_buckets(ddp);
-    LSI_TRY(lsi_ddp_plan_states(ddp));
-    lsi_accumulator_init(&ddp->accumulator, ddp->plan.total_bytes);
     LSI_TRY(broadcast(ddp, "parameter", ddp->params, ddp->n_params));
     LSI_TRY(lsi_ddp_broadcast_buffers(ddp));
     LSI_TRY(lsi_ddp_shard_masters(ddp));
@@ -258,14 +238,11 @@ void ls_ddp_destroy(ls_ddp *ddp) {
     snprintf(message, sizeof message, "%s", ls_last_message());
     for (int i = 0; i < ddp->n_params; i++) ddp->params[i].grad = NULL;
     abandon_works(ddp);
-    ls_group_free_shared(ddp->group, ddp->gradients);
+    lsi_ddp_release_gradients(ddp);
     ls_group_free_shared(ddp->group, ddp->words);
     lsi_ddp_return_values(ddp);
     lsi_ddp_free_states(ddp);
     lsi_message_set(message);
-    lsi_mem_note(LSI_MEM_GRADS, -ddp->noted_bytes[0]);
-    lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);
-    lsi_accumulator_fini(&ddp->accumulator);
     lsi_bucket_plan_fini(&ddp->plan);
     lsi_free(ddp->at);
     lsi_free(ddp->on);

@@ -34,6 +34,19 @@ static ls_status await(ls_ddp *ddp, int index) {
     on->work = NULL;
     LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
     if (on->done_ns == 0) note_done(ddp, index);
+    lsi_ddp_retire_bucket(ddp, index);
+    return LS_OK;
+}
+
+int lsi_ddp_n_in_flight(const ls_ddp *ddp) {
+    int n = 0;
+    for (int b = 0; b < ddp->n_posted; b++) n += ddp->on[b].work != NULL;
+    return n;
+}
+
+ls_status lsi_ddp_await_oldest(ls_ddp *ddp) {
+    for (int b = 0; b < ddp->n_posted; b++)
+        if (ddp->on[b].work) return await(ddp, b);
     return LS_OK;
 }
 
@@ -59,13 +72,17 @@ static ls_status run_hook(ls_ddp *ddp, int index, int stage) {
     return LS_OK;
 }
 
-/* Each rank gets its slice of the sum, where it lies. */
+/* Each rank gets its slice of the sum, where it lies or in its shard. Of several micro-batches that
+ * are exchanged one by one the sum gets the factor. */
 static ls_status reduce_scatter(ls_ddp *ddp, int index, ls_op op) {
     const ls_bucket *bucket = &ddp->buckets[index];
     const lsi_shard_plan *plan = &ddp->states.plan;
+    bool is_part = lsi_ddp_shards_gradients(ddp) && !(ddp->is_last && ddp->next_micro == 1);
     float *slice = (float *)bucket->grad + lsi_shard_cut(plan, index, plan->rank);
+    if (lsi_ddp_shards_gradients(ddp) && lsi_ddp_reduces_into_shard(ddp))
+        slice = lsi_ddp_slice(ddp, index);
     return ls_reduce_scatter_v(ddp->group, bucket->grad, slice, lsi_shard_counts(plan, index),
-                               bucket->dtype, op, ddp->scale, &ddp->on[index].work);
+                               bucket->dtype, op, is_part ? 1.0 : ddp->scale, &ddp->on[index].work);
 }
 
 static ls_status post_bucket(ls_ddp *ddp, int index) {
@@ -73,7 +90,7 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
     const ls_bucket *bucket = &ddp->buckets[index];
     ls_op op = lsi_ddp_scales_before(ddp) ? LS_OP_PREMUL_SUM : LS_OP_SUM;
     LSI_TRY(make_room(ddp));
-    if (ddp->opts.reproducible && ddp->has_data)
+    if (ddp->opts.reproducible && ddp->has_data && !lsi_ddp_shards_gradients(ddp))
         lsi_accumulator_join(&ddp->accumulator, ddp->gradients, &ddp->plan.buckets[index]);
     if (ddp->opts.nonfinite != LS_NONFINITE_IGNORE) lsi_ddp_look_for_nonfinite(ddp, bucket);
     on->posted_ns = lsi_now_ns();
@@ -93,13 +110,13 @@ ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all) {
     while (ddp->n_posted < ddp->plan.n_buckets) {
         bool is_known = false;
         if (!all && ddp->on[ddp->n_posted].n_waiting > 0) return LS_OK;
-        LSI_TRY(lsi_ddp_know_scale(ddp, all, &is_known));
-        if (!is_known) return LS_OK;
+        if (ddp->is_last) LSI_TRY(lsi_ddp_know_scale(ddp, all, &is_known));
+        if (ddp->is_last && !is_known) return LS_OK;
         LSI_TRY(post_bucket(ddp, ddp->n_posted));
     }
     /* Without any bucket nobody has asked yet. */
     bool is_known = false;
-    return all ? lsi_ddp_know_scale(ddp, true, &is_known) : LS_OK;
+    return all && ddp->is_last ? lsi_ddp_know_scale(ddp, true, &is_known) : LS_OK;
 }
 
 /* ---- going on ---- */
@@ -117,7 +134,7 @@ static void look_for_done(ls_ddp *ddp) {
 }
 
 ls_status lsi_ddp_progress(ls_ddp *ddp) {
-    if (!ddp->is_last || ddp->state == IDLE) return LS_OK;
+    if (!lsi_ddp_exchanges(ddp) || ddp->state == IDLE) return LS_OK;
     LSI_TRY(ls_group_progress(ddp->group));
     look_for_done(ddp);
     if (ddp->opts.no_overlap || ddp->state != BACKWARD) return LS_OK;

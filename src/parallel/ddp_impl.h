@@ -44,10 +44,18 @@ typedef struct lsi_param_state {
     bool is_without_gradient; /* no rank used it in the last step */
 } lsi_param_state;
 
+/* Memory of a bucket whose gradients do not stay, see ddp_grads.c. */
+typedef struct lsi_grad_buffer {
+    void *at;
+    int64_t touched_bytes; /* of it that exist */
+    bool is_taken;
+} lsi_grad_buffer;
+
 typedef struct lsi_bucket_state {
-    int n_waiting; /* parameters not ready */
-    ls_work *work; /* of its present stage; NULL: none, or waited for */
-    bool is_done;  /* its gradients are the result */
+    lsi_grad_buffer *buffer; /* sharded gradients: while the bucket is open */
+    int n_waiting;           /* parameters not ready */
+    ls_work *work;           /* of its present stage; NULL: none, or waited for */
+    bool is_done;            /* its gradients are the result */
     int64_t ready_ns, posted_ns, done_ns;
 } lsi_bucket_state;
 
@@ -56,6 +64,16 @@ typedef struct lsi_values_head lsi_values_head;
 typedef struct lsi_weights {
     double mine, total;
 } lsi_weights;
+
+/* Gradients of which each rank keeps its shard. */
+typedef struct lsi_grads {
+    unsigned char *shard; /* slices of all buckets; NULL: gradients are in one block */
+    int64_t shard_bytes;
+    lsi_bucket *slices; /* per bucket: where this rank's slice lies in the shard */
+    lsi_grad_buffer *buffers;
+    int n_buffers;
+    int64_t buffer_bytes; /* of each */
+} lsi_grads;
 
 /* Optimizer states of this rank: of everything, or of its shard. */
 typedef struct lsi_states {
@@ -123,6 +141,7 @@ struct ls_ddp {
 
     int64_t backward_ns; /* when the last backward pass began */
 
+    lsi_grads grads;   /* ddp_grads.c, sharded gradients */
     lsi_states states; /* ddp_update.c */
     lsi_values values; /* ddp_values.c */
 };
@@ -139,15 +158,41 @@ static inline bool lsi_ddp_allows_unused(const ls_ddp *ddp) {
 static inline bool lsi_ddp_is_sharded(const ls_ddp *ddp) {
     return ddp->opts.strategy != LS_STRATEGY_DDP;
 }
+/* Whether buckets come and go, and each micro-batch is exchanged. */
+static inline bool lsi_ddp_shards_gradients(const ls_ddp *ddp) {
+    return ddp->opts.strategy == LS_STRATEGY_ZERO2;
+}
+/* Whether the micro-batch of now is exchanged. */
+static inline bool lsi_ddp_exchanges(const ls_ddp *ddp) {
+    return ddp->is_last || lsi_ddp_shards_gradients(ddp);
+}
 /* Whether each rank has a factor of its own. */
 static inline bool lsi_ddp_scales_before(const ls_ddp *ddp) {
     return ddp->opts.average == LS_AVERAGE_MEANS && ddp->given_scale == 0;
 }
-/* Where the gradient of a parameter that is not frozen lies, and its size. */
+
+/* ---- ddp_grads.c ---- */
+
+LS_CHECKED ls_status lsi_ddp_take_gradients(ls_ddp *ddp);
+void lsi_ddp_release_gradients(ls_ddp *ddp);
+/* Where the gradient of a parameter that is not frozen lies (NULL: nowhere now), and its size. */
 void *lsi_ddp_place(const ls_ddp *ddp, int index);
 size_t lsi_ddp_grad_bytes(const ls_ddp *ddp, int index);
 /* Points params[i].grad to their places. */
 void lsi_ddp_place_gradients(ls_ddp *ddp);
+/* Between steps: whether some rank used the parameter in the last one. */
+bool lsi_ddp_has_gradient(const ls_ddp *ddp, int index);
+const float *lsi_ddp_piece_grad(const ls_ddp *ddp, const lsi_piece *piece);
+float *lsi_ddp_slice(const ls_ddp *ddp, int bucket);
+/* Gives a bucket memory, unless it has some. */
+LS_CHECKED ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index);
+void lsi_ddp_close_bucket(ls_ddp *ddp, int index);
+bool lsi_ddp_reduces_into_shard(const ls_ddp *ddp);
+/* The bucket's sum over ranks is there. */
+void lsi_ddp_retire_bucket(ls_ddp *ddp, int index);
+/* A micro-batch that is not the last is complete (and exchanged). */
+LS_CHECKED ls_status lsi_ddp_push_micro(ls_ddp *ddp);
+void lsi_ddp_finish_shard(ls_ddp *ddp);
 
 /* ---- ddp.c ---- */
 
@@ -163,6 +208,8 @@ void lsi_ddp_begin_exchange(ls_ddp *ddp);
 LS_CHECKED ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all);
 /* Moves communication on. */
 LS_CHECKED ls_status lsi_ddp_progress(ls_ddp *ddp);
+int lsi_ddp_n_in_flight(const ls_ddp *ddp);
+LS_CHECKED ls_status lsi_ddp_await_oldest(ls_ddp *ddp);
 /* Waits for all buckets, with all stages of a hook. */
 LS_CHECKED ls_status lsi_ddp_await_buckets(ls_ddp *ddp);
 

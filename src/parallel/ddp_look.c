@@ -32,8 +32,8 @@ static double sum_squares_f64(const double *values, int64_t count) {
     return total;
 }
 
-static const float *grad_of(const void *context, int param) {
-    return ((const ls_ddp *)context)->params[param].grad;
+static const float *grad_of(const void *context, const lsi_piece *piece) {
+    return lsi_ddp_piece_grad(context, piece);
 }
 
 ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm) {

@@ -31,6 +31,14 @@ static ls_status check_number(const ls_ddp *ddp, int64_t n_micro) {
                         "ls_ddp_begin_step: %lld micro-batches, at least 1 is needed (0 is for "
                         "ranks without data, with opts.join)",
                         (long long)n_micro);
+    int n_ranks = ls_group_world_size(ddp->group);
+    if (lsi_ddp_shards_gradients(ddp) && ddp->opts.reproducible && n_micro != 1 &&
+        (n_ranks & (n_ranks - 1)) != 0)
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "ls_ddp_begin_step: LS_STRATEGY_ZERO2 adds several micro-batches of %d "
+                        "ranks in the reproducible order only where the ranks are a power of two; "
+                        "take one micro-batch a step, another number of ranks or LS_STRATEGY_ZERO1",
+                        n_ranks);
     if (by_scope && ddp->opts.join != LS_JOIN_NONE && ddp->opts.average == LS_AVERAGE_MEAN)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "ls_ddp_begin_step: with join the mean over micro-batches needs their "
@@ -142,17 +150,33 @@ static void set_ready(ls_ddp *ddp, int index) {
     if (--on->n_waiting == 0) on->ready_ns = lsi_now_ns();
 }
 
+/* Sharded gradients: the parameter's bucket has memory. */
+static ls_status need_bucket(ls_ddp *ddp, int index) {
+    if (!lsi_ddp_shards_gradients(ddp)) return LS_OK;
+    return lsi_ddp_open_bucket(ddp, ddp->plan.bucket_of[index]);
+}
+
 /* Nothing was added in this micro-batch; what is there before the first one is of another step. */
-static void set_unused(ls_ddp *ddp, int index) {
+static ls_status set_unused(ls_ddp *ddp, int index) {
+    LSI_TRY(fail_step(ddp, need_bucket(ddp, index)));
     if (!ls_ddp_accumulates(ddp))
         memset(lsi_ddp_place(ddp, index), 0, lsi_ddp_grad_bytes(ddp, index));
     set_ready(ddp, index);
+    return LS_OK;
 }
 
 /* static_graph: buckets need not wait for parameters that this rank never uses. */
-static void pass_known_unused(ls_ddp *ddp) {
+static ls_status pass_known_unused(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
-        if (ddp->at[i].is_known_unused) set_unused(ddp, i);
+        if (ddp->at[i].is_known_unused) LSI_TRY(set_unused(ddp, i));
+    return LS_OK;
+}
+
+/* Sharded gradients: the micro-batch before is in the shards of all ranks. */
+static ls_status end_micro(ls_ddp *ddp) {
+    if (!lsi_ddp_shards_gradients(ddp) || ddp->next_micro == 0) return LS_OK;
+    LSI_TRY(lsi_ddp_await_buckets(ddp));
+    return lsi_ddp_push_micro(ddp);
 }
 
 ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
@@ -165,6 +189,7 @@ ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
         return lsi_fail(LS_ERR_STATE,
                         "ls_ddp_begin_backward: micro-batch %lld has no weight; call ls_ddp_weigh",
                         (long long)ddp->next_micro + 1);
+    LSI_TRY(fail_step(ddp, end_micro(ddp)));
     ddp->is_last = is_last;
     ddp->has_weight = false;
     ddp->next_micro++;
@@ -173,12 +198,11 @@ ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
     lsi_ddp_begin_exchange(ddp);
     ddp->state = BACKWARD;
     if (is_last) LSI_TRY(fail_step(ddp, lsi_ddp_begin_average(ddp)));
-    pass_known_unused(ddp);
-    return LS_OK;
+    return pass_known_unused(ddp);
 }
 
 int ls_ddp_accumulates(const ls_ddp *ddp) {
-    return !ddp->opts.reproducible && ddp->next_micro > 1;
+    return !ddp->opts.reproducible && !lsi_ddp_shards_gradients(ddp) && ddp->next_micro > 1;
 }
 
 static ls_status check_index(const ls_ddp *ddp, int index, const char *call) {
@@ -197,12 +221,22 @@ static ls_status check_index(const ls_ddp *ddp, int index, const char *call) {
 }
 
 static ls_status post_ready(ls_ddp *ddp) {
-    if (!ddp->is_last || ddp->opts.no_overlap) return LS_OK;
+    if (!lsi_ddp_exchanges(ddp) || ddp->opts.no_overlap) return LS_OK;
     return fail_step(ddp, lsi_ddp_post_ready(ddp, false));
+}
+
+ls_status ls_ddp_grad_needed(ls_ddp *ddp, int index) {
+    LSI_TRY(check_index(ddp, index, "ls_ddp_grad_needed"));
+    return fail_step(ddp, need_bucket(ddp, index));
 }
 
 ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index) {
     LSI_TRY(check_index(ddp, index, "ls_ddp_grad_ready"));
+    if (!lsi_ddp_place(ddp, index))
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_grad_ready: the gradient of parameter %s has no memory yet; call "
+                        "ls_ddp_grad_needed before it is written",
+                        ddp->params[index].name);
     ddp->at[index].is_used = true;
     if (ddp->at[index].is_ready) return LS_OK; /* against static_graph: the verdict will say so */
     if (ddp->is_last) ddp->ready_order[ddp->n_ordered++] = index;
@@ -218,17 +252,18 @@ ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index) {
                         "static_graph to allow it",
                         ddp->params[index].name);
     if (ddp->at[index].is_ready) return LS_OK;
-    set_unused(ddp, index);
+    LSI_TRY(set_unused(ddp, index));
     return post_ready(ddp);
 }
 
 /* Those that nothing was said about; in the order of readiness they come last. */
-static void pass_the_rest(ls_ddp *ddp) {
+static ls_status pass_the_rest(ls_ddp *ddp) {
     for (int i = ddp->n_params - 1; i >= 0; i--) {
         if (lsi_ddp_is_frozen(ddp, i) || ddp->at[i].is_ready) continue;
         ddp->at[i].is_missed = !lsi_ddp_allows_unused(ddp);
-        set_unused(ddp, i);
+        LSI_TRY(set_unused(ddp, i));
     }
+    return LS_OK;
 }
 
 /* The list that buckets may be rebuilt from has every parameter once. */
@@ -257,13 +292,11 @@ static ls_status end_last(ls_ddp *ddp) {
 
 ls_status ls_ddp_end_backward(ls_ddp *ddp) {
     LSI_TRY(expect_state(ddp, BACKWARD, "ls_ddp_end_backward"));
-    pass_the_rest(ddp);
+    LSI_TRY(pass_the_rest(ddp));
     ddp->state = BETWEEN;
     if (ddp->is_last) return fail_step(ddp, end_last(ddp));
-    if (ddp->opts.reproducible)
-        return fail_step(ddp, lsi_accumulator_push(&ddp->accumulator, ddp->gradients,
-                                                   ddp->plan.buckets, ddp->plan.n_buckets));
-    return LS_OK;
+    if (lsi_ddp_shards_gradients(ddp)) return fail_step(ddp, lsi_ddp_post_ready(ddp, true));
+    return fail_step(ddp, lsi_ddp_push_micro(ddp));
 }
 
 /* ---- finish ---- */
@@ -293,6 +326,7 @@ static ls_status shadow_step(ls_ddp *ddp) {
 static ls_status finish(ls_ddp *ddp) {
     if (!ddp->has_data) LSI_TRY(shadow_step(ddp));
     LSI_TRY(lsi_ddp_await_buckets(ddp));
+    lsi_ddp_finish_shard(ddp);
     LSI_TRY(lsi_ddp_take_verdict(ddp));
     for (int i = 0; i < ddp->n_params && lsi_ddp_allows_unused(ddp); i++)
         if (ddp->at[i].is_without_gradient) ddp->params[i].grad = NULL;
@@ -330,6 +364,7 @@ ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite) {
 static ls_status on_event(void *context, ls_event event, int index) {
     ls_ddp *ddp = context;
     switch (event) {
+    case LS_EVENT_GRAD_NEEDED: return ls_ddp_grad_needed(ddp, index);
     case LS_EVENT_GRAD_READY: return ls_ddp_grad_ready(ddp, index);
     case LS_EVENT_END_OF_BACKWARD: return ls_ddp_end_backward(ddp);
     case LS_EVENT_PROGRESS: return fail_step(ddp, lsi_ddp_progress(ddp));

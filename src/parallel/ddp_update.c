@@ -116,7 +116,7 @@ static float *master_of(const ls_ddp *ddp, const lsi_piece *piece) {
 
 static void update_piece(ls_ddp *ddp, const lsi_piece *piece, const ls_adamw_opts *opts) {
     const ls_param *param = &ddp->params[piece->param];
-    const float *grad = (const float *)param->grad + piece->begin;
+    const float *grad = lsi_ddp_piece_grad(ddp, piece);
     float *first = ddp->states.first + piece->state, *second = ddp->states.second + piece->state;
     ls_adamw_opts mine = *opts;
     mine.step = ddp->states.n_updates[piece->param];
@@ -141,9 +141,10 @@ static ls_status check_update(const ls_ddp *ddp, const ls_adamw_opts *opts) {
 ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts) {
     LSI_TRY(check_update(ddp, opts));
     LSI_TRY(make_states(ddp));
-    for (int i = 0; i < ddp->n_params; i++) ddp->states.n_updates[i] += ddp->params[i].grad != NULL;
+    for (int i = 0; i < ddp->n_params; i++)
+        ddp->states.n_updates[i] += lsi_ddp_has_gradient(ddp, i);
     for (int k = 0; k < ddp->states.plan.n_pieces; k++)
-        if (ddp->params[ddp->states.plan.pieces[k].param].grad)
+        if (lsi_ddp_has_gradient(ddp, ddp->states.plan.pieces[k].param))
             update_piece(ddp, &ddp->states.plan.pieces[k], opts);
     return lsi_ddp_is_sharded(ddp) ? lsi_ddp_spread_values(ddp) : LS_OK;
 }

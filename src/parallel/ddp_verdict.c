@@ -92,8 +92,8 @@ static int find_in_results(const ls_ddp *ddp) {
     if (lsi_ddp_is_sharded(ddp)) {
         for (int k = 0; k < ddp->states.plan.n_pieces && found < 0; k++) {
             const lsi_piece *piece = &ddp->states.plan.pieces[k];
-            const float *grad = lsi_ddp_place(ddp, piece->param);
-            if (has_nonfinite_f32(grad + piece->begin, piece->count)) found = piece->param;
+            const float *grad = lsi_ddp_piece_grad(ddp, piece);
+            if (grad && has_nonfinite_f32(grad, piece->count)) found = piece->param;
         }
         return found;
     }

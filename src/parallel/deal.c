@@ -36,6 +36,7 @@ static void share_along_tree(int64_t n, int n_ranks, int64_t *count) {
 
 static void finish(lsi_deal *deal) {
     int64_t next = 0;
+    deal->step = 1;
     deal->largest = 0;
     for (int r = 0; r < deal->n_ranks; r++) {
         deal->first[r] = next;
@@ -67,4 +68,22 @@ ls_status lsi_deal_micro_batches(lsi_deal *deal, int64_t n_micro_batches, int n_
     }
     finish(deal);
     return LS_OK;
+}
+
+ls_status lsi_deal_rounds(lsi_deal *deal, int64_t n_micro_batches, int n_ranks) {
+    LSI_TRY(lsi_deal_micro_batches(deal, n_micro_batches, n_ranks, false));
+    for (int r = 0; r < n_ranks; r++) deal->first[r] = r;
+    deal->step = n_ranks;
+    return LS_OK;
+}
+
+int lsi_deal_find(const lsi_deal *deal, int64_t number, int64_t *i) {
+    int rank = 0;
+    if (deal->step > 1) {
+        rank = (int)(number % deal->n_ranks);
+    } else {
+        while (number >= deal->first[rank] + deal->count[rank]) rank++;
+    }
+    *i = (number - deal->first[rank]) / deal->step;
+    return rank;
 }

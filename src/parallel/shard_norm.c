@@ -122,17 +122,19 @@ void lsi_shard_norm_fini(lsi_shard_norm *norm) {
 /* ---- values ---- */
 
 typedef struct grads {
-    const float *(*of)(const void *context, int param);
+    const float *(*of)(const void *context, const lsi_piece *piece);
     const void *context;
 } grads;
 
 static void pack_fragments(lsi_shard_norm *norm, grads g) {
-    int64_t end = norm->my_first_elem + norm->fragment_counts[norm->rank];
-    for (int k = 0; k < norm->n_fragments; k++) {
-        const lsi_fragment *f = &norm->fragments[k];
-        const float *grad = g.of(g.context, f->param);
-        if (f->at < norm->my_first_elem || f->at >= end || !grad) continue;
-        memcpy(norm->elems + f->at, grad + f->begin, (size_t)f->count * sizeof *grad);
+    float *to = norm->elems + norm->my_first_elem;
+    for (int k = 0; k < norm->plan->n_pieces; k++) {
+        const lsi_piece *piece = &norm->plan->pieces[k];
+        if (piece->begin % BLOCK == 0) continue;
+        int64_t count = smaller(first_own_block(piece), piece->begin + piece->count) - piece->begin;
+        const float *grad = g.of(g.context, piece);
+        if (grad) memcpy(to, grad, (size_t)count * sizeof *to);
+        to += count;
     }
 }
 
@@ -143,14 +145,15 @@ static const lsi_fragment *find_fragment(const lsi_shard_norm *norm, int param, 
     return NULL;
 }
 
-/* The block that begins in this piece and ends in others' slices. */
+/* The block that begins in this piece, at element `start` of the parameter, and ends in others'
+ * slices. grad: of the piece. */
 static double sum_cut_block(const lsi_shard_norm *norm, const float *grad, const lsi_piece *piece,
                             int64_t start) {
     float elems[BLOCK];
     double sum;
     int64_t end = smaller(start + BLOCK, norm->params[piece->param].count);
     int64_t n = piece->begin + piece->count - start;
-    memcpy(elems, grad + start, (size_t)n * sizeof *elems);
+    memcpy(elems, grad + (start - piece->begin), (size_t)n * sizeof *elems);
     while (start + n < end) {
         const lsi_fragment *f = find_fragment(norm, piece->param, start + n);
         memcpy(elems + n, norm->elems + f->at, (size_t)f->count * sizeof *elems);
@@ -173,7 +176,7 @@ static int64_t sum_piece(const lsi_shard_norm *norm, const float *grad, const ls
         memset(sums, 0, (size_t)n_all * sizeof *sums);
         return n_all;
     }
-    lsi_norm_block_sums(grad + first, last - first, sums);
+    lsi_norm_block_sums(grad + (first - piece->begin), last - first, sums);
     if (last < end) sums[n++] = sum_cut_block(norm, grad, piece, last);
     return n;
 }
@@ -182,18 +185,17 @@ static void sum_pieces(lsi_shard_norm *norm, grads g) {
     double *sums = norm->sums + norm->my_first_sum;
     for (int k = 0; k < norm->plan->n_pieces; k++) {
         const lsi_piece *piece = &norm->plan->pieces[k];
-        sums += sum_piece(norm, g.of(g.context, piece->param), piece, sums);
+        sums += sum_piece(norm, g.of(g.context, piece), piece, sums);
     }
 }
 
 /* In the order of parameters and blocks, as one rank alone would. */
-static double add_up(const lsi_shard_norm *norm, grads g) {
+static double add_up(const lsi_shard_norm *norm) {
     double total = 0;
     for (int i = 0; i < norm->n_params; i++) {
         int64_t first = norm->first_block[i];
         int64_t end = i + 1 < norm->n_params ? norm->first_block[i + 1] : norm->n_blocks;
         double sum = 0;
-        if (first == end || !g.of(g.context, i)) continue;
         for (int64_t b = first; b < end; b++) sum += norm->sums[norm->place_of[b]];
         total += sum;
     }
@@ -201,7 +203,7 @@ static double add_up(const lsi_shard_norm *norm, grads g) {
 }
 
 ls_status lsi_shard_norm_get(lsi_shard_norm *norm, ls_group *group,
-                             const float *(*grad_of)(const void *context, int param),
+                             const float *(*grad_of)(const void *context, const lsi_piece *piece),
                              const void *context, double *value) {
     grads g = {grad_of, context};
     pack_fragments(norm, g);
@@ -210,6 +212,6 @@ ls_status lsi_shard_norm_get(lsi_shard_norm *norm, ls_group *group,
     sum_pieces(norm, g);
     LSI_TRY(ls_all_gather_v(group, norm->sums + norm->my_first_sum, norm->sums, norm->block_counts,
                             LS_DTYPE_F64, NULL));
-    *value = sqrt(add_up(norm, g));
+    *value = sqrt(add_up(norm));
     return LS_OK;
 }

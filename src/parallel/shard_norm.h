@@ -42,10 +42,11 @@ LS_CHECKED ls_status lsi_shard_norm_create(const lsi_bucket_plan *buckets, const
                                            int n_params, const lsi_shard_plan *plan,
                                            lsi_shard_norm *norm);
 void lsi_shard_norm_fini(lsi_shard_norm *norm);
-/* Collective, blocks: two all-gathers. grad_of(context, i): the gradient of parameter i, of which
- * this rank's pieces are valid; NULL: the parameter has none, on all ranks. */
+/* Collective, blocks: two all-gathers. grad_of: the gradient of a piece of this rank; NULL: its
+ * parameter has none, on all ranks. */
 LS_CHECKED ls_status lsi_shard_norm_get(lsi_shard_norm *norm, ls_group *group,
-                                        const float *(*grad_of)(const void *context, int param),
+                                        const float *(*grad_of)(const void *context,
+                                                                const lsi_piece *piece),
                                         const void *context, double *value);
 
 #endif

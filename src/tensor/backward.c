@@ -17,8 +17,13 @@
 
 /* ---- gradient buffers ---- */
 
-/* The buffer of a parameter's gradient, or NULL with the sticky error. */
+/* The buffer of a parameter's gradient, or NULL with the sticky error. Who has no buffer for it yet
+ * may make one when asked. */
 static void *param_grad(lsi_tape *tape, lsi_tensor *leaf) {
+    if (!leaf->grad) {
+        if (lsi_tape_raise(tape, LS_EVENT_GRAD_NEEDED, leaf->param_index) != LS_OK) return NULL;
+        leaf->grad = leaf->param->grad;
+    }
     if (!leaf->grad)
         (void)lsi_tape_fail(tape, LS_ERR_STATE, "parameter %s: it has no gradient buffer",
                             leaf->param->name);

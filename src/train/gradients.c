@@ -148,7 +148,7 @@ ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step) {
     lsi_times_begin(w);
     LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, scale_of(w, step)));
     for (int64_t i = 0; i < n_mine; i++) {
-        int64_t micro = deal->first[w->rank] + i;
+        int64_t micro = lsi_deal_number(deal, w->rank, i);
         LSI_TRY(lsi_context(
             run_micro_batch(w, step, micro, &losses[i], lsi_worker_stats_of(w, w->rank, i)),
             "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));

@@ -404,7 +404,8 @@ static const choice hooks[] = {{"none", 0},
 #undef HOOK_ROW
 };
 
-static const choice strategies[] = {{"ddp", LS_STRATEGY_DDP}, {"zero1", LS_STRATEGY_ZERO1}};
+static const choice strategies[] = {
+    {"ddp", LS_STRATEGY_DDP}, {"zero1", LS_STRATEGY_ZERO1}, {"zero2", LS_STRATEGY_ZERO2}};
 static const choice replicas[] = {{"shared", LS_REPLICAS_SHARED}, {"private", LS_REPLICAS_PRIVATE}};
 
 /* The option table has let through nothing else. */
@@ -449,12 +450,34 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
          "only --model convnet has batch norm"},
         {plan->hook != 0 && plan->strategy != LS_STRATEGY_DDP, "--comm-hook",
          "hooks work with --strategy ddp only"},
+        {plan->strategy == LS_STRATEGY_ZERO2 && plan->average == LS_AVERAGE_MEANS,
+         "--grad-average ranks",
+         "--strategy zero2 exchanges each micro-batch before a worker knows all of its own; take "
+         "--grad-average tokens"},
         {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
          "hooks know one factor for all workers; take --grad-average tokens"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].is_wrong) return lsi_fail(LS_ERR_USAGE, "%s: %s", rows[i].option, rows[i].why);
     return LS_OK;
+}
+
+/* Strategies that exchange every micro-batch take them in rounds. */
+static ls_status plan_rounds(const lsi_train_config *c, lsi_run_plan *plan) {
+    int64_t n_micro = plan->n_micro_batches, workers = c->workers;
+    if (plan->strategy != LS_STRATEGY_ZERO2) return LS_OK;
+    if (n_micro % workers != 0)
+        return lsi_fail(LS_ERR_USAGE,
+                        "--strategy %s: %" PRId64 " micro-batches cannot be shared equally by "
+                        "--workers %" PRId64 "; choose another --batch-size, or --strategy zero1",
+                        c->strategy, n_micro, workers);
+    if (c->reproducible && n_micro > workers && (workers & (workers - 1)) != 0)
+        return lsi_fail(
+            LS_ERR_USAGE,
+            "--strategy %s --reproducible: several micro-batches a worker (here %" PRId64
+            ") want --workers that are a power of two, not %" PRId64 "; or take --strategy zero1",
+            c->strategy, n_micro / workers, workers);
+    return lsi_deal_rounds(&plan->deal, n_micro, (int)workers);
 }
 
 static ls_status plan_gradients(const lsi_train_config *c, lsi_run_plan *plan) {
@@ -464,6 +487,7 @@ static ls_status plan_gradients(const lsi_train_config *c, lsi_run_plan *plan) {
     plan->replicas = value_of(replicas, sizeof replicas / sizeof replicas[0], c->replicas);
     plan->skips = strcmp(c->on_nonfinite, "skip") == 0;
     LSI_TRY(plan_loss_scale(c, plan));
+    LSI_TRY(plan_rounds(c, plan));
     return check_gradients(c, plan);
 }
 

@@ -101,29 +101,30 @@ float *lsi_worker_stats_of(const lsi_worker *w, int rank, int64_t i) {
 
 /* ---- what all ranks must know ---- */
 
-/* Ranks have consecutive micro-batches, so this is their global order. With synchronised batch norm
- * the ranks' micro-batches of a round share their statistics, which count once. */
+/* In the global order of micro-batches. With synchronised batch norm the ranks' micro-batches of a
+ * round share their statistics, which count once. */
 static void fold_stats(lsi_worker *w) {
     const lsi_deal *deal = &w->plan->deal;
-    int n_ranks = w->config->sync_batch_norm ? 1 : w->n_ranks;
     if (!w->model->class->fold_stats) return;
-    for (int r = 0; r < n_ranks; r++)
-        for (int64_t i = 0; i < deal->count[r]; i++)
-            w->model->class->fold_stats(w->model, lsi_worker_stats_of(w, r, i));
+    for (int64_t m = 0; m < w->plan->n_micro_batches; m++) {
+        int64_t i;
+        int rank = lsi_deal_find(deal, m, &i);
+        if (w->config->sync_batch_norm && rank > 0) continue;
+        w->model->class->fold_stats(w->model, lsi_worker_stats_of(w, rank, i));
+    }
 }
 
 /* The step's mean loss over targets; `what` names the first one that is not finite, if any. */
 static double add_losses(const lsi_worker *w, int64_t step, char what[96]) {
-    const lsi_deal *deal = &w->plan->deal;
     double sum = 0;
-    for (int r = 0; r < w->n_ranks; r++) {
-        const float *losses = lsi_worker_report_of(w, r);
-        for (int64_t i = 0; i < deal->count[r]; i++) {
-            if (!isfinite(losses[i]) && !*what)
-                snprintf(what, 96, "the loss of micro-batch %lld (rank %d) is %g",
-                         (long long)(deal->first[r] + i), r, (double)losses[i]);
-            sum += (double)losses[i];
-        }
+    for (int64_t m = 0; m < w->plan->n_micro_batches; m++) {
+        int64_t i;
+        int rank = lsi_deal_find(&w->plan->deal, m, &i);
+        float loss = lsi_worker_report_of(w, rank)[i];
+        if (!isfinite(loss) && !*what)
+            snprintf(what, 96, "the loss of micro-batch %lld (rank %d) is %g", (long long)m, rank,
+                     (double)loss);
+        sum += (double)loss;
     }
     return sum / (double)lsi_worker_count_targets(w, step);
 }

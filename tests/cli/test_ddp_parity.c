@@ -32,6 +32,10 @@ static const char *const reproducible_ways[] = {
     "--reproducible --workers 2 --no-rebuild-buckets",
     "--reproducible --workers 4 --comm-hook allreduce --bucket-cap-mb 0.004 "
     "--first-bucket-mb 0.001",
+    "--reproducible --workers 2 --strategy zero1",
+    "--reproducible --workers 8 --strategy zero1 --replicas private",
+    "--reproducible --workers 2 --strategy zero2 --bucket-cap-mb 0.004 --first-bucket-mb 0.001",
+    "--reproducible --workers 4 --strategy zero2 --replicas private",
     NULL,
 };
 
@@ -76,6 +80,8 @@ static void buckets_and_overlap_change_no_bit_without_the_promise(void **state) 
         "",
         "--no-overlap",
         "--no-rebuild-buckets",
+        "--strategy zero1",
+        "--strategy zero1 --replicas private --bucket-cap-mb 0.0001 --first-bucket-mb 0.0001",
         "--bucket-cap-mb 0.0001 --first-bucket-mb 0.0001",
         "--bucket-cap-mb 0.004 --first-bucket-mb 0.001 --no-overlap --no-rebuild-buckets",
         "--comm-hook allreduce",

@@ -130,8 +130,44 @@ static void impossible_deals_are_refused(void **state) {
         }
 }
 
+static void rounds_go_through_the_ranks_in_turn(void **state) {
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 8; n_ranks++)
+        for (int64_t per_rank = 1; per_rank <= 5; per_rank++) {
+            lsi_deal deal;
+            assert_ok(lsi_deal_rounds(&deal, per_rank * n_ranks, n_ranks));
+            assert_int_equal(deal.largest, per_rank);
+            for (int64_t m = 0; m < per_rank * n_ranks; m++) {
+                int64_t i;
+                int rank = lsi_deal_find(&deal, m, &i);
+                assert_int_equal(rank, m % n_ranks);
+                assert_int_equal(i, m / n_ranks);
+                assert_int_equal(lsi_deal_number(&deal, rank, i), m);
+            }
+        }
+    lsi_deal deal;
+    assert_fails(lsi_deal_rounds(&deal, 7, 2), LS_ERR_ARGUMENT, "cannot be shared equally");
+}
+
+static void every_number_is_found_with_its_rank(void **state) {
+    (void)state;
+    for (int64_t n = 1; n <= 24; n++)
+        for (int n_ranks = 1; n_ranks <= 8 && n_ranks <= n; n_ranks++) {
+            lsi_deal deal;
+            assert_ok(lsi_deal_micro_batches(&deal, n, n_ranks, true));
+            for (int r = 0; r < n_ranks; r++)
+                for (int64_t i = 0; i < deal.count[r]; i++) {
+                    int64_t found;
+                    assert_int_equal(lsi_deal_find(&deal, lsi_deal_number(&deal, r, i), &found), r);
+                    assert_int_equal(found, i);
+                }
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rounds_go_through_the_ranks_in_turn),
+        cmocka_unit_test(every_number_is_found_with_its_rank),
         cmocka_unit_test(reproducible_deals_give_the_bits_of_the_whole_tree),
         cmocka_unit_test(plain_deals_are_equal_shares_in_the_default_order),
         cmocka_unit_test(reproducible_shares_are_as_equal_as_the_tree_allows),

@@ -39,8 +39,9 @@ typedef struct holder {
     const float *grad[MAX_PARAMS];
 } holder;
 
-static const float *grad_of(const void *context, int param) {
-    return ((const holder *)context)->grad[param];
+static const float *grad_of(const void *context, const lsi_piece *piece) {
+    const float *grad = ((const holder *)context)->grad[piece->param];
+    return grad ? grad + piece->begin : NULL;
 }
 
 static double whole_norm(const model_row *row, float *const grads[]) {

@@ -36,15 +36,18 @@ static ls_status backward(const setting *s, const toy *model, ls_ddp *ddp, int64
         if (model->params[i].flags & LS_PARAM_FROZEN) continue;
         if (i == s->unused && step % 2 != 0) continue;
         if (s->jitter) usleep((useconds_t)(rand() % 300));
+        LSI_TRY(ls_ddp_grad_needed(ddp, i));
         toy_write_gradient(model, i, step, micro, ls_ddp_accumulates(ddp));
         LSI_TRY(ls_ddp_grad_ready(ddp, i));
     }
     return ls_ddp_end_backward(ddp);
 }
 
+/* in_rounds: micro-batch m of a rank is number m * ranks + rank, not rank * n + m. */
 static ls_status train(ls_group *group, const setting *s, const toy *model, ls_ddp *ddp,
-                       double *last_norm) {
-    const int64_t n = s->accumulation, first = ls_group_rank(group) * n;
+                       bool in_rounds, double *last_norm) {
+    const int64_t n = s->accumulation;
+    const int rank = ls_group_rank(group), n_ranks = ls_group_world_size(group);
     ls_adamw_opts opts = {.lr = 0.01,
                           .beta1 = 0.9,
                           .beta2 = 0.95,
@@ -53,7 +56,8 @@ static ls_status train(ls_group *group, const setting *s, const toy *model, ls_d
                           .grad_scale = 1};
     for (int64_t step = 0; step < N_STEPS; step++) {
         LSI_TRY(ls_ddp_begin_step(ddp, n, 0));
-        for (int64_t m = 0; m < n; m++) LSI_TRY(backward(s, model, ddp, step, first + m));
+        for (int64_t m = 0; m < n; m++)
+            LSI_TRY(backward(s, model, ddp, step, in_rounds ? m * n_ranks + rank : rank * n + m));
         LSI_TRY(ls_ddp_finish_step(ddp));
         LSI_TRY(ls_ddp_grad_norm(ddp, last_norm));
         opts.grad_scale = ls_clip_factor(*last_norm, 0.5);
@@ -94,7 +98,7 @@ static ls_status run(ls_group *group, const setting *s, int strategy, result *r)
     toy_init(&model, s->counts, s->n_params, ls_group_rank(group));
     model.params[0].flags |= LS_PARAM_NO_DECAY;
     LSI_TRY(ls_ddp_create(group, model.params, model.n_params, &opts, &ddp));
-    LSI_TRY(train(group, s, &model, ddp, &r->norm));
+    LSI_TRY(train(group, s, &model, ddp, strategy >= LS_STRATEGY_ZERO2, &r->norm));
     r->n = collect(&model, r->weights);
     r->state_bytes = ls_ddp_state_bytes(ddp);
     float *after = malloc((size_t)(r->n + 1) * sizeof(float));
@@ -126,26 +130,42 @@ static ls_status equals_ddp(ls_group *group, void *context) {
     return LS_OK;
 }
 
+typedef enum way { PLAIN, REPRODUCIBLE, NO_OVERLAP, UNUSED, N_WAYS } way;
+
+static bool is_power_of_two(int64_t n) {
+    return (n & (n - 1)) == 0;
+}
+
+/* Whether a strategy adds in the order of ddp, whose ranks have equal shares here. */
+static bool has_one_order(const setting *s, int n_ranks) {
+    if (s->accumulation == 1 || s->strategy == LS_STRATEGY_ZERO1) return true;
+    return s->reproducible && is_power_of_two(s->accumulation) && is_power_of_two(n_ranks);
+}
+
 static const int64_t uneven[] = {17, 0, -8, 1, 1000, 7, -1, 16, 5003};
 static const double caps[] = {1, 1024, 16384, 0};
 
 static ls_status every_setting(ls_group *group, void *context) {
     (void)context;
-    for (int replicas = 0; replicas < 2; replicas++)
-        for (int64_t accumulation = 1; accumulation <= 3; accumulation += 2)
-            for (size_t c = 0; c < COUNT_OF(caps); c++)
-                for (int kind = 0; kind < 4; kind++) {
+    const int strategies[] = {LS_STRATEGY_ZERO1, LS_STRATEGY_ZERO2};
+    /* All of it with two ranks; with others each row in one of its ways. */
+    int n_ways = ls_group_world_size(group) == 2 ? N_WAYS : 1, row = 0;
+    for (int k = 0; k < 4; k++)
+        for (int64_t accumulation = 1; accumulation <= 4; accumulation++)
+            for (size_t c = 0; c < COUNT_OF(caps); c++, row++)
+                for (int i = 0; i < n_ways; i++) {
+                    int at = (row + i + (int)accumulation) % N_WAYS;
                     setting s = {.counts = uneven,
                                  .n_params = COUNT_OF(uneven),
                                  .accumulation = accumulation,
                                  .cap_bytes = caps[c],
-                                 .strategy = LS_STRATEGY_ZERO1,
-                                 .replicas = replicas,
-                                 /* equal shares of the tree only where they are powers of two */
-                                 .reproducible = kind == 1 && accumulation == 1,
-                                 .no_overlap = kind == 2,
-                                 .unused = kind == 3 ? 4 : -1};
-                    LSI_TRY(equals_ddp(group, &s));
+                                 .strategy = strategies[k / 2],
+                                 .replicas = k % 2,
+                                 .reproducible = at == REPRODUCIBLE,
+                                 .no_overlap = at == NO_OVERLAP,
+                                 .unused = at == UNUSED ? 4 : -1};
+                    if (has_one_order(&s, ls_group_world_size(group)))
+                        LSI_TRY(equals_ddp(group, &s));
                 }
     return LS_OK;
 }
@@ -154,13 +174,13 @@ static const int64_t large[] = {16, 70001, -1001, 0, 7, 20000};
 
 static ls_status large_setting(ls_group *group, void *context) {
     (void)context;
-    for (int replicas = 0; replicas < 2; replicas++) {
+    for (int k = 0; k < 4; k++) {
         setting s = {.counts = large,
                      .n_params = COUNT_OF(large),
-                     .accumulation = 2,
+                     .accumulation = k < 2 ? 2 : 1,
                      .cap_bytes = 65536,
-                     .strategy = LS_STRATEGY_ZERO1,
-                     .replicas = replicas,
+                     .strategy = k < 2 ? LS_STRATEGY_ZERO1 : LS_STRATEGY_ZERO2,
+                     .replicas = k % 2,
                      .jitter = true,
                      .unused = -1};
         LSI_TRY(equals_ddp(group, &s));
