@@ -59,11 +59,15 @@ typedef enum ls_strategy {
                               added up, so plain sums have other bits than those of the strategies
                               above; reproducible ones have the same, if micro-batch i of rank r is
                               number i * ranks + r of the step and ranks are a power of two */
+    LS_STRATEGY_ZERO3 = 3, /* parameters as well. With LS_REPLICAS_SHARED the ranks of the machine
+                              have one copy together, so nothing need be gathered, and this is
+                              LS_STRATEGY_ZERO2; LS_REPLICAS_PRIVATE is LS_ERR_UNSUPPORTED */
 } ls_strategy;
 
 /* Where the parameters of sharded strategies are. */
 typedef enum ls_replicas {
-    LS_REPLICAS_SHARED = 0,  /* one copy for all ranks of the machine, each writes its shard */
+    LS_REPLICAS_SHARED = 0, /* one copy for all ranks of the machine, each writes its shard: between
+                               ls_ddp_finish_step and the end of ls_ddp_update nobody may read it */
     LS_REPLICAS_PRIVATE = 1, /* one copy a rank, all-gathered after each update */
 } ls_replicas;
 
@@ -165,7 +169,7 @@ LS_API LS_CHECKED ls_status ls_ddp_begin_backward(ls_ddp *ddp);
 /* Whether gradients of this micro-batch must be added to params[i].grad (1) or overwrite it (0). */
 LS_API int ls_ddp_accumulates(const ls_ddp *ddp);
 /* Before the gradient of a parameter is first written in this micro-batch: params[index].grad is
- * there afterwards. Needed with LS_STRATEGY_ZERO2, whose gradients come and go (it may wait for
+ * there afterwards. Needed from LS_STRATEGY_ZERO2 on, where gradients come and go (it may wait for
  * the oldest bucket in flight); nothing happens with the others. Local. */
 LS_API LS_CHECKED ls_status ls_ddp_grad_needed(ls_ddp *ddp, int index);
 /* Local, does not block (but waits for the oldest of more than 512 buckets in flight): the gradient
@@ -211,7 +215,8 @@ LS_API LS_CHECKED ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts
 /* The memory that parameters were in before ls_ddp_create may be given up from now on: destroy will
  * not copy them back, and leaves params[i].data NULL. Sharded strategies; local. */
 LS_API void ls_ddp_keep_values(ls_ddp *ddp);
-/* Bytes of optimizer states that this rank keeps once ls_ddp_update was called. Local. */
+/* Bytes of optimizer states that this rank keeps once ls_ddp_update was called (before, 0 with
+ * LS_STRATEGY_DDP). Local. */
 LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
 /* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
  * all shards; values: params[i].count floats, the caller's. Collective, blocks (of F32 parameters

@@ -1,5 +1,6 @@
 /* `lockstep train`: checks the request, starts the workers, reports the first failure. */
 #include <stdio.h>
+#include <string.h>
 
 #include <lockstep/parallel.h>
 
@@ -49,6 +50,10 @@ static void print_header(const lsi_train_config *c, const lsi_run_plan *p) {
     fflush(stdout);
 }
 
+static const char *strategy_name(const char *option) {
+    return strcmp(option, "fsdp") == 0 ? "zero3" : option;
+}
+
 static exit_code train(const lsi_train_config *config) {
     lsi_run_plan plan;
     ls_status status = set_group_options(config->algo, config->progress);
@@ -61,7 +66,7 @@ static exit_code train(const lsi_train_config *config) {
                          .out = stdout,
                          .strategy = config->workers == 1 && plan.strategy == LS_STRATEGY_DDP
                                          ? "single"
-                                         : config->strategy};
+                                         : strategy_name(config->strategy)};
     bool fits = plan.n_threads == 1 || config->workers * plan.n_threads <= lsi_cpu_count();
     lsi_launch_opts opts = {.n_workers = (int)config->workers,
                             .bind = config->bind && fits,

@@ -32,7 +32,7 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
     } rows[] = {{"average", opts->average, LS_AVERAGE_MEANS},
                 {"join", opts->join, LS_JOIN_STOP},
                 {"nonfinite", opts->nonfinite, LS_NONFINITE_SKIP},
-                {"strategy", opts->strategy, LS_STRATEGY_ZERO2},
+                {"strategy", opts->strategy, LS_STRATEGY_ZERO3},
                 {"replicas", opts->replicas, LS_REPLICAS_PRIVATE}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].value < 0 || rows[i].value > rows[i].largest)
@@ -44,11 +44,20 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         return lsi_fail(LS_ERR_UNSUPPORTED,
                         "ddp options: LS_AVERAGE_MEANS gives every rank a factor of its own, which "
                         "hooks do not know; take LS_AVERAGE_WEIGHTS");
-    if (opts->strategy == LS_STRATEGY_ZERO2 &&
-        (opts->join != LS_JOIN_NONE || opts->average == LS_AVERAGE_MEANS))
+    if (opts->strategy == LS_STRATEGY_ZERO3 && opts->replicas == LS_REPLICAS_PRIVATE)
         return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: LS_STRATEGY_ZERO2 exchanges every micro-batch, so it works "
-                        "neither with join nor with LS_AVERAGE_MEANS; take LS_STRATEGY_ZERO1");
+                        "ddp options: LS_STRATEGY_ZERO3 keeps one copy of the parameters for the "
+                        "machine (LS_REPLICAS_SHARED); this version gathers no private ones");
+    if (opts->strategy >= LS_STRATEGY_ZERO2 && opts->no_overlap)
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "ddp options: without overlap all buckets would have memory at once, which "
+                        "LS_STRATEGY_ZERO2 and 3 are there to avoid; take LS_STRATEGY_ZERO1");
+    if (opts->strategy >= LS_STRATEGY_ZERO2 &&
+        (opts->join != LS_JOIN_NONE || opts->average == LS_AVERAGE_MEANS))
+        return lsi_fail(
+            LS_ERR_UNSUPPORTED,
+            "ddp options: LS_STRATEGY_ZERO2 and 3 exchange every micro-batch, so they work "
+            "neither with join nor with LS_AVERAGE_MEANS; take LS_STRATEGY_ZERO1");
     if (opts->static_graph && opts->join != LS_JOIN_NONE)
         return lsi_fail(
             LS_ERR_UNSUPPORTED,
@@ -65,14 +74,15 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
 static ls_status agree_on_options(ls_ddp *ddp) {
     char text[512];
     const ls_ddp_opts *o = &ddp->opts;
-    snprintf(text, sizeof text,
-             "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
-             "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
-             "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d",
-             o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
-             !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
-             !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
-             o->n_buffers, !!o->broadcast_buffers);
+    snprintf(
+        text, sizeof text,
+        "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
+        "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
+        "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d",
+        o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
+        !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
+        !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
+        o->n_buffers, !!o->broadcast_buffers, o->masters != NULL);
     return lsi_agree_text(ddp->group, "ddp options", text);
 }
 
@@ -217,8 +227,11 @@ ls_status lsi_ddp_rebuild(ls_ddp *ddp) {
 
 /* ---- the end ---- */
 
-static void abandon(ls_work *work) {
-    if (work) work->held = false;
+static void abandon(ls_ddp *ddp, ls_work *work) {
+    if (!work) return;
+    lsi_group_lock(ddp->group);
+    lsi_work_release(work);
+    lsi_group_unlock(ddp->group);
 }
 
 /* Lets go of works that nobody waited for, in a step that was given up. */
@@ -226,9 +239,9 @@ static void abandon_works(ls_ddp *ddp) {
     if (ddp->state == IDLE) return;
     ls_status status = ls_group_progress(ddp->group);
     (void)status; /* what has ended by now is enough */
-    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp->on[b].work);
-    abandon(ddp->weight_work);
-    abandon(ddp->verdict_work);
+    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].work);
+    abandon(ddp, ddp->weight_work);
+    abandon(ddp, ddp->verdict_work);
 }
 
 void ls_ddp_destroy(ls_ddp *ddp) {

@@ -8,7 +8,8 @@
 
 void lsi_ddp_begin_exchange(ls_ddp *ddp) {
     for (int b = 0; b < ddp->plan.n_buckets; b++)
-        ddp->on[b] = (lsi_bucket_state){.n_waiting = ddp->plan.buckets[b].n_params};
+        ddp->on[b] = (lsi_bucket_state){.n_waiting = ddp->plan.buckets[b].n_params,
+                                        .buffer = ddp->on[b].buffer};
     ddp->n_posted = ddp->n_room = ddp->n_seen_done = 0;
 }
 
@@ -164,6 +165,9 @@ static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_over) {
 
 ls_status lsi_ddp_await_buckets(ls_ddp *ddp) {
     bool is_over = ddp->opts.hook == NULL;
+    /* A place in the group's order is free again only when its work was waited for, and the stages
+     * of many buckets may come round to the verdict's. */
+    if (!is_over) LSI_TRY(lsi_ddp_await_verdict(ddp));
     for (int b = 0; b < ddp->plan.n_buckets && is_over; b++) LSI_TRY(await(ddp, b));
     for (int stage = 1; !is_over; stage++) LSI_TRY(run_stage(ddp, stage, &is_over));
     return LS_OK;

@@ -88,6 +88,7 @@ typedef struct lsi_states {
 typedef struct lsi_values {
     unsigned char *at;     /* NULL: they are where the caller put them */
     lsi_values_head *head; /* of shared ones */
+    bool is_there;         /* rank 0's values are, so they may be copied back */
     bool is_kept;          /* ls_ddp_keep_values */
     void **given;          /* per parameter: where it was, and goes back to at the end */
     int64_t noted_bytes;
@@ -160,7 +161,7 @@ static inline bool lsi_ddp_is_sharded(const ls_ddp *ddp) {
 }
 /* Whether buckets come and go, and each micro-batch is exchanged. */
 static inline bool lsi_ddp_shards_gradients(const ls_ddp *ddp) {
-    return ddp->opts.strategy == LS_STRATEGY_ZERO2;
+    return ddp->opts.strategy >= LS_STRATEGY_ZERO2;
 }
 /* Whether the micro-batch of now is exchanged. */
 static inline bool lsi_ddp_exchanges(const ls_ddp *ddp) {
@@ -228,6 +229,7 @@ LS_CHECKED ls_status lsi_ddp_verdict_init(ls_ddp *ddp);
 /* Before a bucket is posted. */
 void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket);
 LS_CHECKED ls_status lsi_ddp_post_verdict(ls_ddp *ddp);
+LS_CHECKED ls_status lsi_ddp_await_verdict(ls_ddp *ddp);
 /* Waits for it; says what is wrong, alike on all ranks. Works of buckets are over. */
 LS_CHECKED ls_status lsi_ddp_take_verdict(ls_ddp *ddp);
 

@@ -165,10 +165,18 @@ static ls_status set_unused(ls_ddp *ddp, int index) {
     return LS_OK;
 }
 
+static ls_status post_ready(ls_ddp *ddp) {
+    if (!lsi_ddp_exchanges(ddp) || ddp->opts.no_overlap) return LS_OK;
+    return fail_step(ddp, lsi_ddp_post_ready(ddp, false));
+}
+
 /* static_graph: buckets need not wait for parameters that this rank never uses. */
 static ls_status pass_known_unused(ls_ddp *ddp) {
-    for (int i = 0; i < ddp->n_params; i++)
-        if (ddp->at[i].is_known_unused) LSI_TRY(set_unused(ddp, i));
+    for (int i = ddp->n_params - 1; i >= 0; i--) {
+        if (!ddp->at[i].is_known_unused) continue;
+        LSI_TRY(set_unused(ddp, i));
+        if (lsi_ddp_shards_gradients(ddp)) LSI_TRY(post_ready(ddp)); /* memory may come back */
+    }
     return LS_OK;
 }
 
@@ -220,11 +228,6 @@ static ls_status check_index(const ls_ddp *ddp, int index, const char *call) {
     return LS_OK;
 }
 
-static ls_status post_ready(ls_ddp *ddp) {
-    if (!lsi_ddp_exchanges(ddp) || ddp->opts.no_overlap) return LS_OK;
-    return fail_step(ddp, lsi_ddp_post_ready(ddp, false));
-}
-
 ls_status ls_ddp_grad_needed(ls_ddp *ddp, int index) {
     LSI_TRY(check_index(ddp, index, "ls_ddp_grad_needed"));
     return fail_step(ddp, need_bucket(ddp, index));
@@ -262,6 +265,7 @@ static ls_status pass_the_rest(ls_ddp *ddp) {
         if (lsi_ddp_is_frozen(ddp, i) || ddp->at[i].is_ready) continue;
         ddp->at[i].is_missed = !lsi_ddp_allows_unused(ddp);
         LSI_TRY(set_unused(ddp, i));
+        LSI_TRY(post_ready(ddp)); /* so that memory of its bucket may come back */
     }
     return LS_OK;
 }

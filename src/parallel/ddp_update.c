@@ -69,7 +69,18 @@ ls_status lsi_ddp_plan_states(ls_ddp *ddp) {
     return lsi_shard_norm_create(&ddp->plan, ddp->params, ddp->n_params, &s->plan, &s->norm);
 }
 
+/* Rank 0's, as all values are. */
+static ls_status broadcast_masters(ls_ddp *ddp) {
+    for (int i = 0; i < ddp->n_params; i++)
+        if (is_narrow(ddp, i) && given_master(ddp, i))
+            LSI_TRY(lsi_context(ls_broadcast(ddp->group, given_master(ddp, i), given_master(ddp, i),
+                                             ddp->params[i].count, LS_DTYPE_F32, 0, NULL),
+                                "ddp: broadcast of the master of %s", ddp->params[i].name));
+    return LS_OK;
+}
+
 ls_status lsi_ddp_shard_masters(ls_ddp *ddp) {
+    LSI_TRY(broadcast_masters(ddp));
     if (!lsi_ddp_is_sharded(ddp)) return LS_OK;
     LSI_TRY(make_masters(ddp));
     ddp->opts.masters = NULL;
@@ -87,7 +98,7 @@ void lsi_ddp_free_states(ls_ddp *ddp) {
     *s = (lsi_states){.first = NULL};
 }
 
-/* At the first update, when buckets have their last order. */
+/* At the first update; who makes none needs none. */
 static ls_status make_states(ls_ddp *ddp) {
     lsi_states *s = &ddp->states;
     if (s->n_updates) return LS_OK;
@@ -96,8 +107,9 @@ static ls_status make_states(ls_ddp *ddp) {
         LSI_TRY(lsi_shard_plan_create(&ddp->plan, ddp->params, 1, 0, &s->plan));
     LSI_TRY(make_masters(ddp));
     size_t n = (size_t)s->plan.n_states;
-    LSI_TRY(lsi_check_alloc(s->first = lsi_calloc(LSI_MEM_OPTIMIZER, n, sizeof(float))));
-    LSI_TRY(lsi_check_alloc(s->second = lsi_calloc(LSI_MEM_OPTIMIZER, n, sizeof(float))));
+    if (!s->first) s->first = lsi_calloc(LSI_MEM_OPTIMIZER, n, sizeof(float));
+    if (!s->second) s->second = lsi_calloc(LSI_MEM_OPTIMIZER, n, sizeof(float));
+    if (!s->first || !s->second) return LS_ERR_MEMORY;
     s->n_updates = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof *s->n_updates);
     return lsi_check_alloc(s->n_updates);
 }
@@ -168,6 +180,16 @@ static ls_status gather_master(ls_ddp *ddp, int index, float *values) {
                            NULL);
 }
 
+/* Of a ddp that has all masters itself; before its first update they are the BF16 values. */
+static void copy_own_master(const ls_ddp *ddp, int index, float *values) {
+    const lsi_states *s = &ddp->states;
+    widen(&ddp->params[index], values);
+    for (int k = 0; k < s->plan.n_pieces && s->masters; k++)
+        if (s->plan.pieces[k].param == index)
+            memcpy(values, s->masters + s->plan.pieces[k].state,
+                   (size_t)s->plan.pieces[k].count * sizeof *values);
+}
+
 ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values) {
     if (index < 0 || index >= ddp->n_params)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_get_values: parameter %d, expected 0 to %d", index,
@@ -183,6 +205,6 @@ ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values) {
     else if (given_master(ddp, index))
         memcpy(values, given_master(ddp, index), (size_t)param->count * sizeof *values);
     else
-        widen(param, values);
+        copy_own_master(ddp, index, values);
     return LS_OK;
 }

@@ -29,8 +29,7 @@ static ls_status find_shared(ls_ddp *ddp, void *block, size_t bytes) {
         return lsi_fail(LS_ERR_MEMORY, "ddp: rank 0 has no memory for the shared parameters");
     ddp->values.head = (lsi_values_head *)(region->base + offset);
     ddp->values.at = (unsigned char *)(ddp->values.head + 1);
-    atomic_fetch_add(&ddp->values.head->n_users, 1);
-    return ls_barrier(ddp->group, NULL); /* before anybody could be the last to leave */
+    return LS_OK;
 }
 
 static ls_status take_shared(ls_ddp *ddp) {
@@ -38,6 +37,8 @@ static ls_status take_shared(ls_ddp *ddp) {
     void *block = NULL;
     ls_status status = LS_OK;
     if (ls_group_rank(ddp->group) == 0) status = ls_group_alloc_shared(ddp->group, bytes, &block);
+    if (block) /* all that will ever come are counted before anybody could leave */
+        atomic_store(&((lsi_values_head *)block)->n_users, ls_group_world_size(ddp->group));
     LSI_TRY(find_shared(ddp, block, bytes)); /* also when there is none: the others wait for it */
     return status;
 }
@@ -88,7 +89,9 @@ ls_status lsi_ddp_move_values(ls_ddp *ddp) {
     LSI_TRY(are_shared(ddp) ? take_shared(ddp) : take_private(ddp));
     note_bytes(ddp);
     move(ddp, !are_shared(ddp) || ls_group_rank(ddp->group) == 0);
-    return are_shared(ddp) ? ls_barrier(ddp->group, NULL) : LS_OK;
+    if (are_shared(ddp)) LSI_TRY(ls_barrier(ddp->group, NULL));
+    ddp->values.is_there = true;
+    return LS_OK;
 }
 
 /* ---- the end ---- */
@@ -109,7 +112,7 @@ void lsi_ddp_return_values(ls_ddp *ddp) {
     lsi_values *v = &ddp->values;
     for (int i = 0; i < ddp->n_params && v->at && v->given; i++) {
         if (!v->given[i]) continue;
-        if (!v->is_kept) memcpy(v->given[i], value_at(ddp, i), value_bytes(ddp, i));
+        if (!v->is_kept && v->is_there) memcpy(v->given[i], value_at(ddp, i), value_bytes(ddp, i));
         ddp->params[i].data = v->is_kept ? NULL : v->given[i];
     }
     release(ddp);

@@ -3,7 +3,8 @@
  * behind the last bucket; a rank's words:
  *
  *     [0]      1 + the first parameter with a gradient that is not finite, 0: none
- *     [1 …]    a bit for each parameter:
+ *     [1 2]    the factor of sums, which must be the same: it follows from numbers of micro-batches
+ *     [3 …]    a bit for each parameter:
  *                  strict                 it got no gradient in some micro-batch: an error
  *                  find_unused_parameters it got none in any
  *                  static_graph           the same in the first step; later that it changed: an
@@ -17,7 +18,7 @@
 
 #include "parallel/ddp_impl.h"
 
-enum { BITS = 32 };
+enum { BITS = 32, SCALE_AT = 1, HEAD_WORDS = 3 };
 
 static void set_bit(uint32_t *words, int bit) {
     words[bit / BITS] |= 1u << (bit % BITS);
@@ -27,14 +28,17 @@ static bool get_bit(const uint32_t *words, int bit) {
     return words[bit / BITS] >> (bit % BITS) & 1;
 }
 
-/* Bits of rank r. */
+static const uint32_t *words_of(const ls_ddp *ddp, int rank) {
+    return ddp->all + (size_t)rank * (size_t)ddp->n_words;
+}
+
 static const uint32_t *bits_of(const ls_ddp *ddp, int rank) {
-    return ddp->all + (size_t)rank * (size_t)ddp->n_words + 1;
+    return words_of(ddp, rank) + HEAD_WORDS;
 }
 
 /* Shared, so that works of a step that was given up write into memory that is still there. */
 ls_status lsi_ddp_verdict_init(ls_ddp *ddp) {
-    ddp->n_words = 1 + (ddp->n_params + BITS - 1) / BITS;
+    ddp->n_words = HEAD_WORDS + (ddp->n_params + BITS - 1) / BITS;
     size_t n = (size_t)ddp->n_words, n_ranks = (size_t)ls_group_world_size(ddp->group);
     void *words = NULL;
     LSI_TRY(ls_group_alloc_shared(ddp->group, sizeof *ddp->words + n * (1 + n_ranks) * 4, &words));
@@ -173,8 +177,9 @@ static bool bit_of(const ls_ddp *ddp, int i) {
 ls_status lsi_ddp_post_verdict(ls_ddp *ddp) {
     memset(ddp->mine, 0, (size_t)ddp->n_words * sizeof *ddp->mine);
     ddp->mine[0] = (uint32_t)(ddp->first_nonfinite + 1);
+    memcpy(ddp->mine + SCALE_AT, &ddp->scale, sizeof ddp->scale);
     for (int i = 0; i < ddp->n_params; i++)
-        if (!lsi_ddp_is_frozen(ddp, i) && bit_of(ddp, i)) set_bit(ddp->mine + 1, i);
+        if (!lsi_ddp_is_frozen(ddp, i) && bit_of(ddp, i)) set_bit(ddp->mine + HEAD_WORDS, i);
     return lsi_context(ls_all_gather(ddp->group, ddp->mine, ddp->all, ddp->n_words, LS_DTYPE_I32,
                                      &ddp->verdict_work),
                        "ddp: verdict on the step");
@@ -238,15 +243,36 @@ static ls_status judge_finite(ls_ddp *ddp) {
     int param = -1;
     if (ddp->opts.nonfinite == LS_NONFINITE_IGNORE) return LS_OK;
     for (int r = 0; r < ls_group_world_size(ddp->group); r++)
-        if (bits_of(ddp, r)[-1] != 0) return say_nonfinite(ddp, r, (int)bits_of(ddp, r)[-1] - 1);
+        if (words_of(ddp, r)[0] != 0) return say_nonfinite(ddp, r, (int)words_of(ddp, r)[0] - 1);
     LSI_TRY(agree_on_results(ddp, &param));
     return param < 0 ? LS_OK : say_nonfinite(ddp, -1, param);
 }
 
-ls_status lsi_ddp_take_verdict(ls_ddp *ddp) {
+/* An all-reduce compares factors itself; hooks and sums over several rounds do not send them. */
+static ls_status judge_scale(const ls_ddp *ddp) {
+    double first, other;
+    memcpy(&first, words_of(ddp, 0) + SCALE_AT, sizeof first);
+    for (int r = 1; r < ls_group_world_size(ddp->group) && !lsi_ddp_scales_before(ddp); r++) {
+        memcpy(&other, words_of(ddp, r) + SCALE_AT, sizeof other);
+        if (memcmp(&first, &other, sizeof first) != 0)
+            return lsi_fail(LS_ERR_MISMATCH,
+                            "step %lld: the factor of summed gradients is %g on rank 0 and %g on "
+                            "rank %d; give all ranks the same one, as many micro-batches, or "
+                            "LS_AVERAGE_WEIGHTS",
+                            (long long)ddp->n_steps + 1, first, other, r);
+    }
+    return LS_OK;
+}
+
+ls_status lsi_ddp_await_verdict(ls_ddp *ddp) {
     ls_work *work = ddp->verdict_work;
     ddp->verdict_work = NULL;
-    LSI_TRY(lsi_context(ls_work_wait(work, -1), "ddp: verdict on the step"));
+    return work ? lsi_context(ls_work_wait(work, -1), "ddp: verdict on the step") : LS_OK;
+}
+
+ls_status lsi_ddp_take_verdict(ls_ddp *ddp) {
+    LSI_TRY(lsi_ddp_await_verdict(ddp));
+    LSI_TRY(judge_scale(ddp));
     LSI_TRY(judge_unused(ddp));
     return judge_finite(ddp);
 }

@@ -289,8 +289,8 @@ static ls_status run(void *state, ls_group *group, const ls_bucket *bucket, int 
     int64_t elems[3] = {0};
     if (bucket->dtype != LS_DTYPE_F32) return lsi_hook_plain(group, bucket, stage, work);
     bucket_elems(s, bucket, &elems[0], &elems[1]);
-    if (elems[1] == 0 || bucket->step < s->opts.start_step)
-        return lsi_hook_plain(group, bucket, stage, work);
+    bool is_due = bucket->step >= s->opts.start_step && bucket->scale != 0;
+    if (elems[1] == 0 || !is_due) return lsi_hook_plain(group, bucket, stage, work);
     float *wire = lsi_hook_wire(&s->wires, bucket), *second = wire + elems[0];
     float *at = wire, *at_second = second;
     for (int i = 0; i < bucket->n_params; i++) {

@@ -159,7 +159,8 @@ static void add_pairs(const ls_bucket *bucket, int n_ranks, int64_t k, void *wir
 static ls_status run(void *state, ls_group *group, const ls_bucket *bucket, int stage,
                      ls_work **work) {
     topk *s = state;
-    if (bucket->dtype != LS_DTYPE_F32 || bucket->step < s->opts.start_step || bucket->count == 0)
+    bool is_due = bucket->step >= s->opts.start_step && bucket->scale != 0;
+    if (bucket->dtype != LS_DTYPE_F32 || !is_due || bucket->count == 0)
         return lsi_hook_plain(group, bucket, stage, work);
     const int64_t k = n_sent(s, bucket);
     void *wire = lsi_hook_wire(&s->wires, bucket);

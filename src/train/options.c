@@ -86,9 +86,10 @@ const lsi_opt lsi_train_options[] = {
     BOOL("reproducible", reproducible, WORK,
          "The same bits for any number of workers: adds micro-batches in a fixed tree."),
 
-    CHOICE("strategy", strategy, "ddp", "ddp|zero1|zero2", WORK,
+    CHOICE("strategy", strategy, "ddp", "ddp|zero1|zero2|zero3|fsdp", WORK,
            "What is sharded over the workers. ddp: nothing. zero1: optimizer states, each worker "
-           "updates its part. zero2: gradients as well (docs/sharding.md)."),
+           "updates its part. zero2: gradients as well. zero3 (or fsdp): "
+           "parameters as well, of which the workers have one copy together (docs/sharding.md)."),
     CHOICE("replicas", replicas, "shared", "shared|private", WORK,
            "Sharded strategies: one copy of the parameters for all workers, or one each."),
 

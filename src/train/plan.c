@@ -404,8 +404,11 @@ static const choice hooks[] = {{"none", 0},
 #undef HOOK_ROW
 };
 
-static const choice strategies[] = {
-    {"ddp", LS_STRATEGY_DDP}, {"zero1", LS_STRATEGY_ZERO1}, {"zero2", LS_STRATEGY_ZERO2}};
+static const choice strategies[] = {{"ddp", LS_STRATEGY_DDP},
+                                    {"zero1", LS_STRATEGY_ZERO1},
+                                    {"zero2", LS_STRATEGY_ZERO2},
+                                    {"zero3", LS_STRATEGY_ZERO3},
+                                    {"fsdp", LS_STRATEGY_ZERO3}};
 static const choice replicas[] = {{"shared", LS_REPLICAS_SHARED}, {"private", LS_REPLICAS_PRIVATE}};
 
 /* The option table has let through nothing else. */
@@ -450,10 +453,19 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
          "only --model convnet has batch norm"},
         {plan->hook != 0 && plan->strategy != LS_STRATEGY_DDP, "--comm-hook",
          "hooks work with --strategy ddp only"},
-        {plan->strategy == LS_STRATEGY_ZERO2 && plan->average == LS_AVERAGE_MEANS,
+        {plan->strategy >= LS_STRATEGY_ZERO2 && plan->average == LS_AVERAGE_MEANS,
          "--grad-average ranks",
-         "--strategy zero2 exchanges each micro-batch before a worker knows all of its own; take "
-         "--grad-average tokens"},
+         "--strategy zero2 and zero3 exchange each micro-batch before a worker knows all of its "
+         "own; "
+         "take --grad-average tokens"},
+        {plan->strategy >= LS_STRATEGY_ZERO2 && !c->overlap, "--no-overlap",
+         "all gradients would have memory at once, which --strategy zero2 and zero3 are there to "
+         "avoid; take --strategy zero1"},
+        {plan->strategy == LS_STRATEGY_ZERO3 && plan->replicas == LS_REPLICAS_PRIVATE,
+         "--replicas private",
+         "--strategy zero3 has one copy of the parameters for all workers of a machine; this "
+         "version "
+         "gathers no private ones; take --strategy zero2"},
         {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
          "hooks know one factor for all workers; take --grad-average tokens"},
     };
@@ -465,7 +477,7 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
 /* Strategies that exchange every micro-batch take them in rounds. */
 static ls_status plan_rounds(const lsi_train_config *c, lsi_run_plan *plan) {
     int64_t n_micro = plan->n_micro_batches, workers = c->workers;
-    if (plan->strategy != LS_STRATEGY_ZERO2) return LS_OK;
+    if (plan->strategy < LS_STRATEGY_ZERO2) return LS_OK;
     if (n_micro % workers != 0)
         return lsi_fail(LS_ERR_USAGE,
                         "--strategy %s: %" PRId64 " micro-batches cannot be shared equally by "

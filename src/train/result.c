@@ -20,6 +20,7 @@ ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BY
         lsi_model_sha256(w->model, sha256);
         return LS_OK;
     }
+    LSI_TRY(ls_ddp_check_weights(w->ddp)); /* names the parameter */
     lsi_model_sha256(w->model, sha256);
     LSI_TRY(ls_all_gather(w->group, sha256, all, WORDS, LS_DTYPE_F32, NULL));
     for (int r = 1; r < w->n_ranks; r++)

@@ -143,7 +143,6 @@ static ls_status meet(lsi_worker *w, int64_t step, double *loss, char what[96]) 
         if (signal != 0) w->stop_signal = signal;
     }
     *loss = add_losses(w, step, what);
-    if (!*what) fold_stats(w);
     return LS_OK;
 }
 
@@ -169,6 +168,7 @@ static ls_status update_weights(lsi_worker *w, int64_t step, const char *what,
     w->times.optimizer_ns = norm_ns; /* all there is to a step that is left out */
     LSI_TRY(lsi_worker_judge(w, step, what, record->grad_norm, &is_skipped));
     if (is_skipped) return LS_OK;
+    fold_stats(w);
     const ls_adamw_opts adamw = {.lr = record->lr,
                                  .beta1 = w->config->beta1,
                                  .beta2 = w->config->beta2,

@@ -36,6 +36,7 @@ static const char *const reproducible_ways[] = {
     "--reproducible --workers 8 --strategy zero1 --replicas private",
     "--reproducible --workers 2 --strategy zero2 --bucket-cap-mb 0.004 --first-bucket-mb 0.001",
     "--reproducible --workers 4 --strategy zero2 --replicas private",
+    "--reproducible --workers 2 --strategy fsdp",
     NULL,
 };
 

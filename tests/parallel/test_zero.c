@@ -147,10 +147,16 @@ static const double caps[] = {1, 1024, 16384, 0};
 
 static ls_status every_setting(ls_group *group, void *context) {
     (void)context;
-    const int strategies[] = {LS_STRATEGY_ZERO1, LS_STRATEGY_ZERO2};
+    static const struct {
+        int strategy, replicas;
+    } kinds[] = {{LS_STRATEGY_ZERO1, LS_REPLICAS_SHARED},
+                 {LS_STRATEGY_ZERO1, LS_REPLICAS_PRIVATE},
+                 {LS_STRATEGY_ZERO2, LS_REPLICAS_SHARED},
+                 {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE},
+                 {LS_STRATEGY_ZERO3, LS_REPLICAS_SHARED}};
     /* All of it with two ranks; with others each row in one of its ways. */
     int n_ways = ls_group_world_size(group) == 2 ? N_WAYS : 1, row = 0;
-    for (int k = 0; k < 4; k++)
+    for (size_t k = 0; k < COUNT_OF(kinds); k++)
         for (int64_t accumulation = 1; accumulation <= 4; accumulation++)
             for (size_t c = 0; c < COUNT_OF(caps); c++, row++)
                 for (int i = 0; i < n_ways; i++) {
@@ -159,10 +165,11 @@ static ls_status every_setting(ls_group *group, void *context) {
                                  .n_params = COUNT_OF(uneven),
                                  .accumulation = accumulation,
                                  .cap_bytes = caps[c],
-                                 .strategy = strategies[k / 2],
-                                 .replicas = k % 2,
+                                 .strategy = kinds[k].strategy,
+                                 .replicas = kinds[k].replicas,
                                  .reproducible = at == REPRODUCIBLE,
-                                 .no_overlap = at == NO_OVERLAP,
+                                 .no_overlap =
+                                     at == NO_OVERLAP && kinds[k].strategy == LS_STRATEGY_ZERO1,
                                  .unused = at == UNUSED ? 4 : -1};
                     if (has_one_order(&s, ls_group_world_size(group)))
                         LSI_TRY(equals_ddp(group, &s));
@@ -228,79 +235,164 @@ static void seven_parameters_on_three_ranks_are_shared_out(void **state) {
         assert_ok(run_ranks(RANKS_AS_PROCESSES, 3, states_are_a_share, &replicas));
 }
 
-/* T016: one norm, one factor, whoever has which shard. */
-static ls_status clips_alike(ls_group *group, void *context) {
-    float values[2] = {0, 0}, grads[2] = {3, 4};
-    ls_param params[] = {{.name = "a", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[0]},
-                         {.name = "b", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[1]}};
+/* ---- cases of users, by every strategy ---- */
+
+typedef struct strategy_row {
+    int strategy, replicas;
+} strategy_row;
+
+static const strategy_row strategies[] = {
+    {LS_STRATEGY_DDP, 0},
+    {LS_STRATEGY_ZERO1, LS_REPLICAS_SHARED},
+    {LS_STRATEGY_ZERO1, LS_REPLICAS_PRIVATE},
+    {LS_STRATEGY_ZERO2, LS_REPLICAS_SHARED},
+    {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE},
+    {LS_STRATEGY_ZERO3, LS_REPLICAS_SHARED},
+};
+
+/* Two scalars, a behind b in the only bucket: of two ranks, rank 1 has the shard of a. */
+typedef struct scalars {
+    float values[2];
+    ls_param params[2];
+    ls_ddp *ddp;
+} scalars;
+
+static ls_status open_scalars(scalars *s, ls_group *group, const strategy_row *row, int nonfinite) {
     ls_ddp_opts opts = LS_DDP_OPTS_INIT;
-    ls_ddp *ddp = NULL;
-    double norm = 0;
-    opts.strategy = LS_STRATEGY_ZERO1;
-    opts.replicas = *(int *)context;
-    LSI_TRY(ls_ddp_create(group, params, 2, &opts, &ddp));
-    LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
-    LSI_TRY(ls_ddp_begin_backward(ddp));
+    *s = (scalars){.values = {1, 2}};
+    for (int i = 0; i < 2; i++)
+        s->params[i] = (ls_param){
+            .name = i ? "b" : "a", .count = 1, .dtype = LS_DTYPE_F32, .data = &s->values[i]};
+    opts.strategy = row->strategy;
+    opts.replicas = row->replicas;
+    opts.nonfinite = nonfinite;
+    opts.average = LS_AVERAGE_RANKS;
+    return ls_ddp_create(group, s->params, 2, &opts, &s->ddp);
+}
+
+static ls_status pass(scalars *s, float grad_a, float grad_b) {
+    const float grads[2] = {grad_a, grad_b};
+    LSI_TRY(ls_ddp_begin_backward(s->ddp));
     for (int i = 1; i >= 0; i--) {
-        *(float *)params[i].grad = grads[i];
-        LSI_TRY(ls_ddp_grad_ready(ddp, i));
+        LSI_TRY(ls_ddp_grad_needed(s->ddp, i));
+        float *grad = s->params[i].grad;
+        *grad = ls_ddp_accumulates(s->ddp) ? *grad + grads[i] : grads[i];
+        LSI_TRY(ls_ddp_grad_ready(s->ddp, i));
     }
-    LSI_TRY(ls_ddp_end_backward(ddp));
-    LSI_TRY(ls_ddp_finish_step(ddp));
-    LSI_TRY(ls_ddp_grad_norm(ddp, &norm));
-    double factor = ls_clip_factor(norm, 1);
-    ls_ddp_destroy(ddp);
+    return ls_ddp_end_backward(s->ddp);
+}
+
+static ls_status one_step(scalars *s, float grad_a, float grad_b) {
+    LSI_TRY(ls_ddp_begin_step(s->ddp, 1, 0));
+    LSI_TRY(pass(s, grad_a, grad_b));
+    return ls_ddp_finish_step(s->ddp);
+}
+
+/* An update that shows the gradient: w -= lr sign(g), and the moments start at g. */
+static ls_status update(scalars *s, double grad_scale) {
+    const ls_adamw_opts opts = {
+        .lr = 0.5, .beta1 = 0, .beta2 = 0, .epsilon = 1, .grad_scale = grad_scale};
+    return ls_ddp_update(s->ddp, &opts);
+}
+
+/* With these betas a step is lr g / (|g| + 1). */
+static float after_update(float value, double grad) {
+    return (float)((double)value - 0.5 * grad / (fabs(grad) + 1));
+}
+
+/* T016: gradients 3 and 4, clipped to a norm of 1. */
+static ls_status clips_alike(ls_group *group, void *context) {
+    scalars s;
+    double norm = 0;
+    LSI_TRY(open_scalars(&s, group, context, LS_NONFINITE_IGNORE));
+    LSI_TRY(one_step(&s, 3, 4));
+    LSI_TRY(ls_ddp_grad_norm(s.ddp, &norm));
+    LSI_TRY(update(&s, ls_clip_factor(norm, 1)));
+    float found[2] = {*(float *)s.params[0].data, *(float *)s.params[1].data};
+    ls_ddp_destroy(s.ddp);
     RANK_CHECK(norm == 5, "norm %g, expected 5", norm);
-    RANK_CHECK(fabs(3 * factor - 0.6) < 1e-12 && fabs(4 * factor - 0.8) < 1e-12, "factor %g",
-               factor);
+    RANK_CHECK(fabsf(found[0] - after_update(1, 0.6)) < 1e-6f &&
+                   fabsf(found[1] - after_update(2, 0.8)) < 1e-6f,
+               "weights %g %g, expected those of gradients 0.6 and 0.8", (double)found[0],
+               (double)found[1]);
     return LS_OK;
 }
 
-/* T043: finite gradients whose sum overflows in rank 1's shard only: all ranks leave the step out.
- */
+/* T043: infinity in rank 1's shard, first in its own gradient, then only in the sum over ranks. */
 static ls_status skips_alike(ls_group *group, void *context) {
-    float values[2] = {1, 2};
-    ls_param params[] = {{.name = "a", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[0]},
-                         {.name = "b", .count = 1, .dtype = LS_DTYPE_F32, .data = &values[1]}};
-    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
-    ls_ddp *ddp = NULL;
-    opts.strategy = LS_STRATEGY_ZERO1;
-    opts.replicas = *(int *)context;
-    opts.nonfinite = LS_NONFINITE_SKIP;
-    opts.average = LS_AVERAGE_SUM;
-    LSI_TRY(ls_ddp_create(group, params, 2, &opts, &ddp));
-    for (int step = 0; step < 2; step++) {
-        LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
-        LSI_TRY(ls_ddp_begin_backward(ddp));
-        for (int i = 1; i >= 0; i--) { /* a is the last element of the only bucket */
-            *(float *)params[i].grad = i == 0 && step == 0 ? 3e38f : 1.0f;
-            LSI_TRY(ls_ddp_grad_ready(ddp, i));
-        }
-        LSI_TRY(ls_ddp_end_backward(ddp));
-        LSI_TRY(ls_ddp_finish_step(ddp));
-        RANK_CHECK(ls_ddp_step_is_skipped(ddp) == (step == 0), "step %d: skipped %d", step,
-                   ls_ddp_step_is_skipped(ddp));
-        RANK_CHECK(step > 0 || strstr(ls_ddp_skip_reason(ddp), "parameter a"), "reason '%s'",
-                   ls_ddp_skip_reason(ddp));
+    scalars s;
+    bool is_rank_1 = ls_group_rank(group) == 1;
+    LSI_TRY(open_scalars(&s, group, context, LS_NONFINITE_SKIP));
+    for (int step = 0; step < 3; step++) {
+        float bad = step == 0 ? (is_rank_1 ? INFINITY : 1.0f) : 3e38f;
+        LSI_TRY(one_step(&s, step < 2 ? bad : 1.0f, 1));
+        RANK_CHECK(ls_ddp_step_is_skipped(s.ddp) == (step < 2), "step %d: skipped %d", step,
+                   ls_ddp_step_is_skipped(s.ddp));
+        RANK_CHECK(step == 2 || strstr(ls_ddp_skip_reason(s.ddp), "parameter a"), "reason '%s'",
+                   ls_ddp_skip_reason(s.ddp));
+        if (!ls_ddp_step_is_skipped(s.ddp)) LSI_TRY(update(&s, 1));
     }
-    ls_ddp_destroy(ddp);
-    RANK_CHECK(values[0] == 1 && values[1] == 2, "weights %g %g", (double)values[0],
-               (double)values[1]);
+    float found[2] = {*(float *)s.params[0].data, *(float *)s.params[1].data};
+    ls_ddp_destroy(s.ddp);
+    RANK_CHECK(found[0] == after_update(1, 1) && found[1] == after_update(2, 1),
+               "weights %g %g, expected those of one step", (double)found[0], (double)found[1]);
     return LS_OK;
+}
+
+/* T032: a tied parameter is used twice, 2 + 3 on rank 0 and 4 + 3 on rank 1: 6 on average, counted
+ * once. */
+static ls_status ties_add_up(ls_group *group, void *context) {
+    scalars s;
+    double norm = 0;
+    LSI_TRY(open_scalars(&s, group, context, LS_NONFINITE_IGNORE));
+    LSI_TRY(one_step(&s, 0, ls_group_rank(group) == 0 ? 2.0f + 3.0f : 4.0f + 3.0f));
+    LSI_TRY(ls_ddp_grad_norm(s.ddp, &norm));
+    ls_ddp_destroy(s.ddp);
+    RANK_CHECK(norm == 6, "gradient %g, expected 6", norm);
+    return LS_OK;
+}
+
+/* Factors that ranks do not have in common, where no all-reduce compares them: two micro-batches.
+ */
+static ls_status factors_differ(ls_group *group, void *context) {
+    scalars s;
+    LSI_TRY(open_scalars(&s, group, context, LS_NONFINITE_IGNORE));
+    LSI_TRY(ls_ddp_begin_step(s.ddp, 2, ls_group_rank(group) == 1 ? 0.5 : 0.25));
+    LSI_TRY(pass(&s, 1, 1));
+    /* Where a call carries the factor, it may fail as early as that. */
+    ls_status status = pass(&s, 1, 1);
+    if (status == LS_OK) status = ls_ddp_finish_step(s.ddp);
+    bool is_named = status == LS_ERR_MISMATCH && strstr(ls_last_message(), "0.25") &&
+                    strstr(ls_last_message(), "0.5");
+    ls_ddp_destroy(s.ddp);
+    RANK_CHECK(is_named, "status %d: %s", (int)status, ls_last_message());
+    return LS_OK;
+}
+
+static void by_every_strategy(rank_body body) {
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        for (size_t i = 0; i < COUNT_OF(strategies); i++)
+            assert_ok(run_ranks((rank_mode)mode, 2, body, (void *)&strategies[i]));
+}
+
+static void gradients_are_clipped_by_one_norm(void **state) {
+    (void)state;
+    by_every_strategy(clips_alike);
 }
 
 static void an_overflow_in_one_shard_is_seen_by_all(void **state) {
     (void)state;
-    for (int replicas = 0; replicas < 2; replicas++)
-        for (int n = 2; n <= 3; n++)
-            assert_ok(run_ranks(RANKS_AS_PROCESSES, n, skips_alike, &replicas));
+    by_every_strategy(skips_alike);
 }
 
-static void the_norm_is_of_all_shards(void **state) {
+static void tied_parameters_count_once(void **state) {
     (void)state;
-    for (int replicas = 0; replicas < 2; replicas++)
-        for (int n = 1; n <= 3; n++)
-            assert_ok(run_ranks(RANKS_AS_PROCESSES, n, clips_alike, &replicas));
+    by_every_strategy(ties_add_up);
+}
+
+static void different_factors_are_found(void **state) {
+    (void)state;
+    by_every_strategy(factors_differ);
 }
 
 int main(void) {
@@ -308,8 +400,10 @@ int main(void) {
         cmocka_unit_test(weights_are_those_of_ddp),
         cmocka_unit_test(large_weights_are_those_of_ddp_at_different_speeds),
         cmocka_unit_test(seven_parameters_on_three_ranks_are_shared_out),
-        cmocka_unit_test(the_norm_is_of_all_shards),
+        cmocka_unit_test(gradients_are_clipped_by_one_norm),
         cmocka_unit_test(an_overflow_in_one_shard_is_seen_by_all),
+        cmocka_unit_test(tied_parameters_count_once),
+        cmocka_unit_test(different_factors_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
