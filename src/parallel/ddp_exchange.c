@@ -144,9 +144,11 @@ ls_status lsi_ddp_progress(ls_ddp *ddp) {
 
 /* All buckets take the next stage, in index order. */
 static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_over) {
-    int n_in_flight = 0, oldest = 0;
+    int n_in_flight = 0, oldest = 0, n = ddp->plan.n_buckets;
     *is_over = true;
-    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+    /* Works keep their places in the group's order, which must not be needed again meanwhile. */
+    for (int b = 0; b < n && n > MAX_IN_FLIGHT; b++) LSI_TRY(await(ddp, b));
+    for (int b = 0; b < n; b++) {
         if (ddp->on[b].is_done) continue;
         LSI_TRY(await(ddp, b));
         for (; n_in_flight >= MAX_IN_FLIGHT / 2; oldest++)

@@ -369,6 +369,88 @@ static ls_status factors_differ(ls_group *group, void *context) {
     return LS_OK;
 }
 
+/* ---- memory of buckets ---- */
+
+enum { N_BUCKETS = 20, BUCKET_ELEMS = 4096 };
+
+static ls_status open_many(toy *model, ls_group *group, bool static_graph, ls_ddp **ddp) {
+    int64_t counts[N_BUCKETS];
+    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    for (int i = 0; i < N_BUCKETS; i++) counts[i] = BUCKET_ELEMS;
+    toy_init(model, counts, N_BUCKETS, ls_group_rank(group));
+    opts.bucket_cap_mb = opts.first_bucket_mb = 1e-6;
+    opts.strategy = LS_STRATEGY_ZERO2;
+    opts.find_unused_parameters = !static_graph;
+    opts.static_graph = static_graph;
+    return ls_ddp_create(group, model->params, model->n_params, &opts, ddp);
+}
+
+/* A pass that uses parameters 0 and, if wanted, the last one too late. */
+static ls_status use_first(const toy *model, ls_ddp *ddp, int64_t step, bool use_last) {
+    LSI_TRY(ls_ddp_begin_backward(ddp));
+    for (int i = 0; i < N_BUCKETS; i += N_BUCKETS - 1) {
+        if (i > 0 && !use_last) break;
+        LSI_TRY(ls_ddp_grad_needed(ddp, i));
+        toy_write_gradient(model, i, step, 0, 0);
+        LSI_TRY(ls_ddp_grad_ready(ddp, i));
+    }
+    return ls_ddp_end_backward(ddp);
+}
+
+/* Buckets of which nothing is used take turns with a few buffers. */
+static ls_status unused_buckets_take_turns(ls_group *group, void *context) {
+    (void)context;
+    toy model;
+    ls_ddp *ddp = NULL;
+    LSI_TRY(open_many(&model, group, false, &ddp));
+    for (int64_t step = 0; step < 3; step++) {
+        LSI_TRY(ls_ddp_begin_step(ddp, 2, 0));
+        for (int m = 0; m < 2; m++) LSI_TRY(use_first(&model, ddp, step, false));
+        LSI_TRY(ls_ddp_finish_step(ddp));
+    }
+    LSI_TRY(ls_barrier(group, NULL));
+    /* Of a rank: values, words, its shard, and four buffers at most. */
+    int n_blocks = lsi_group_region(group)->control->n_blocks;
+    LSI_TRY(ls_barrier(group, NULL));
+    ls_ddp_destroy(ddp);
+    toy_fini(&model);
+    RANK_CHECK(n_blocks <= 7 * ls_group_world_size(group), "%d blocks of shared memory", n_blocks);
+    return LS_OK;
+}
+
+static void unused_buckets_share_memory(void **state) {
+    (void)state;
+    for (int n = 1; n <= 3; n++)
+        assert_ok(run_ranks(RANKS_AS_PROCESSES, n, unused_buckets_take_turns, NULL));
+}
+
+/* static_graph: a parameter that was unused is used after its bucket was on its way. */
+static ls_status change_is_reported(ls_group *group, void *context) {
+    (void)context;
+    toy model;
+    ls_ddp *ddp = NULL;
+    ls_status status = LS_OK;
+    LSI_TRY(open_many(&model, group, true, &ddp));
+    for (int64_t step = 0; step < 2 && status == LS_OK; step++) {
+        LSI_TRY(ls_ddp_begin_step(ddp, 2, 0));
+        for (int m = 0; m < 2 && status == LS_OK; m++)
+            status = use_first(&model, ddp, step, step == 1 && m == 0);
+        if (status == LS_OK) status = ls_ddp_finish_step(ddp);
+    }
+    bool is_named = status == LS_ERR_STATE && strstr(ls_last_message(), "static_graph") &&
+                    strstr(ls_last_message(), "p19 (all ranks)");
+    ls_ddp_destroy(ddp);
+    toy_fini(&model);
+    RANK_CHECK(is_named, "status %d: %s", (int)status, ls_last_message());
+    return LS_OK;
+}
+
+static void a_change_of_the_graph_is_reported(void **state) {
+    (void)state;
+    for (int n = 1; n <= 3; n++)
+        assert_ok(run_ranks(RANKS_AS_PROCESSES, n, change_is_reported, NULL));
+}
+
 static void by_every_strategy(rank_body body) {
     for (int mode = 0; mode < N_RANK_MODES; mode++)
         for (size_t i = 0; i < COUNT_OF(strategies); i++)
@@ -404,6 +486,8 @@ int main(void) {
         cmocka_unit_test(an_overflow_in_one_shard_is_seen_by_all),
         cmocka_unit_test(tied_parameters_count_once),
         cmocka_unit_test(different_factors_are_found),
+        cmocka_unit_test(unused_buckets_share_memory),
+        cmocka_unit_test(a_change_of_the_graph_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
