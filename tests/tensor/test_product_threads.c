@@ -202,6 +202,10 @@ static void check(one_case *c) {
 
 static void bits_follow_from_the_call_and_its_number_of_threads(void **state) {
     (void)state;
+#if defined(__SANITIZE_THREAD__)
+    print_message("skipped: the library's threads cannot be followed by the thread sanitizer\n");
+    skip();
+#endif
     for (int t = 0; t < N_TYPES; t++) {
         lsi_product_widens(types[t].widens);
         for (int i = 0; i < N_SIZES; i++) {
