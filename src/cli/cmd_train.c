@@ -72,7 +72,9 @@ static exit_code train(const lsi_train_config *config) {
                             .bind = config->bind && fits,
                             .recorder_path = config->recorder};
     status = lsi_launch(&opts, lsi_train_worker, &job);
-    return status == LS_OK ? EXIT_DONE : report_failure(status, EXIT_FAILED);
+    if (status == LS_OK) return EXIT_DONE;
+    /* Some options can be held against the model only where it is, in a worker. */
+    return report_failure(status, status == LS_ERR_USAGE ? EXIT_WRONG_USAGE : EXIT_FAILED);
 }
 
 exit_code run_train(int argc, char **argv) {

@@ -2,24 +2,12 @@
  * losses and the same averaged gradients, so they come to the same verdict without asking.
  *
  * Nothing is looked for in a step that is well: the norm, which clipping needs anyway, is finite
- * then. When it is not, and the run is to end, the step is made a second time, which gives the same
- * numbers, and the ddp looks at each rank's own gradients before they are added: it names rank,
- * bucket and parameter. */
+ * then. When it is not, the step is made a second time, which gives the same numbers, and the ddp
+ * looks at each rank's own gradients before they are added: it names rank, bucket and parameter. */
 #include <math.h>
+#include <stdio.h>
 
 #include "train/worker.h"
-
-/* The parameter to blame when the norm of the averaged gradients is not finite. Of sharded
- * gradients no rank has all. */
-static const char *find_parameter(const lsi_worker *w) {
-    const char *name = w->plan->strategy == LS_STRATEGY_DDP ? "?" : "in some shard";
-    if (w->plan->strategy != LS_STRATEGY_DDP) return name;
-    for (int i = w->model->n_params - 1; i >= 0; i--)
-        if (w->model->params[i].grad &&
-            !isfinite(ls_sum_squares(w->model->params[i].grad, w->model->params[i].count)))
-            name = w->model->params[i].name;
-    return name;
-}
 
 static ls_status refuse_loss(const lsi_worker *w, int64_t step, const char *what) {
     return lsi_fail(LS_ERR_NUMERIC,
@@ -28,31 +16,30 @@ static ls_status refuse_loss(const lsi_worker *w, int64_t step, const char *what
                     (long long)step + 1, what, w->config->lr);
 }
 
-static ls_status refuse_gradient(lsi_worker *w, int64_t step, double norm) {
-    const char *name = find_parameter(w);
-    LSI_TRY(ls_ddp_set_nonfinite(w->ddp, LS_NONFINITE_STOP));
+/* Makes the step again and looks: "rank 1: the gradient of parameter …". With a hook it may be
+ * found in the result only. */
+static ls_status find_culprit(lsi_worker *w, int64_t step, char text[256]) {
+    LSI_TRY(ls_ddp_set_nonfinite(w->ddp, LS_NONFINITE_SKIP));
     LSI_TRY(lsi_worker_compute_gradients(w, step));
-    return lsi_fail(LS_ERR_NUMERIC,
-                    "step %lld: the norm of the gradient is %g, though the gradients of every rank "
-                    "are finite; the first parameter whose average is not is %s; lower --lr%s",
-                    (long long)step + 1, norm, name, w->hook ? " or do without --comm-hook" : "");
+    snprintf(text, 256, "%s",
+             ls_ddp_step_is_skipped(w->ddp) ? ls_ddp_skip_reason(w->ddp)
+                                            : "the squares of the gradients are too large to add");
+    return ls_ddp_set_nonfinite(w->ddp, LS_NONFINITE_IGNORE);
 }
 
-static ls_status skip(lsi_worker *w, int64_t step, const char *what, double norm) {
+static ls_status refuse_gradient(lsi_worker *w, int64_t step, const char *who) {
+    return lsi_fail(LS_ERR_NUMERIC, "step %lld: %s; lower --lr%s, or see --on-nonfinite skip",
+                    (long long)step + 1, who, w->hook ? ", do without --comm-hook" : "");
+}
+
+static ls_status skip(lsi_worker *w, int64_t step, const char *what) {
     w->n_skipped++;
-    if (++w->n_skipped_in_a_row > w->config->max_skips)
-        return lsi_fail(
-            LS_ERR_NUMERIC,
-            "step %lld: %lld steps in a row were left out (--max-skips), the last one "
-            "because %s%s; lower --lr",
-            (long long)step + 1, (long long)w->n_skipped_in_a_row,
-            what ? what : "of a gradient that is not finite: ", what ? "" : find_parameter(w));
-    if (what)
-        lsi_progress_say(w->progress, "step %lld left out: %s", (long long)step + 1, what);
-    else
-        lsi_progress_say(w->progress, "step %lld left out: the norm of the gradient is %g, %s",
-                         (long long)step + 1, norm, find_parameter(w));
-    return LS_OK;
+    lsi_progress_say(w->progress, "step %lld left out: %s", (long long)step + 1, what);
+    if (++w->n_skipped_in_a_row <= w->config->max_skips) return LS_OK;
+    return lsi_fail(LS_ERR_NUMERIC,
+                    "step %lld: %lld steps in a row were left out (--max-skips), the last one "
+                    "because %s; lower --lr",
+                    (long long)step + 1, (long long)w->n_skipped_in_a_row, what);
 }
 
 /* The fp16 hook's factor follows what came of it. Returns whether an overflow is its doing. */
@@ -74,6 +61,14 @@ ls_status lsi_worker_judge(lsi_worker *w, int64_t step, const char *what, double
         return LS_OK;
     }
     *is_skipped = true;
-    if (w->plan->skips || by_scale) return skip(w, step, what, norm);
-    return what ? refuse_loss(w, step, what) : refuse_gradient(w, step, norm);
+    char who[256] = "";
+    bool is_loss = what != NULL;
+    if (by_scale)
+        snprintf(who, sizeof who, "gradients overflow in float16, their factor becomes %g",
+                 w->wire_factor);
+    else if (!is_loss)
+        LSI_TRY(find_culprit(w, step, who));
+    if (!is_loss) what = who;
+    if (w->plan->skips || by_scale) return skip(w, step, what);
+    return is_loss ? refuse_loss(w, step, what) : refuse_gradient(w, step, what);
 }
