@@ -183,7 +183,7 @@ ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index) {
     return LS_OK;
 }
 
-void lsi_ddp_close_bucket(ls_ddp *ddp, int index) {
+static void close_bucket(ls_ddp *ddp, int index) {
     ls_bucket *bucket = &ddp->buckets[index];
     for (int k = 0; k < bucket->n_params; k++) ddp->params[bucket->params[k]].grad = NULL;
     ddp->on[index].buffer->is_taken = false;
@@ -207,7 +207,7 @@ void lsi_ddp_retire_bucket(ls_ddp *ddp, int index) {
         float *slice = lsi_ddp_slice(ddp, index);
         for (int64_t i = 0; i < ddp->grads.slices[index].count; i++) slice[i] += sum[i];
     }
-    lsi_ddp_close_bucket(ddp, index);
+    close_bucket(ddp, index);
 }
 
 ls_status lsi_ddp_push_micro(ls_ddp *ddp) {

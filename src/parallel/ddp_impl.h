@@ -187,7 +187,6 @@ const float *lsi_ddp_piece_grad(const ls_ddp *ddp, const lsi_piece *piece);
 float *lsi_ddp_slice(const ls_ddp *ddp, int bucket);
 /* Gives a bucket memory, unless it has some. */
 LS_CHECKED ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index);
-void lsi_ddp_close_bucket(ls_ddp *ddp, int index);
 bool lsi_ddp_reduces_into_shard(const ls_ddp *ddp);
 /* The bucket's sum over ranks is there. */
 void lsi_ddp_retire_bucket(ls_ddp *ddp, int index);

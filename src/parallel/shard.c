@@ -28,7 +28,6 @@ static int64_t slice_length(int64_t n_elems, int n_ranks) {
 
 /* A bucket while it is walked through, parameter by parameter. */
 typedef struct walk {
-    const lsi_bucket *bucket;
     int64_t length; /* of a slice */
     int64_t done;   /* elements of the parameters before this one */
     int next;       /* the rank whose cut is looked for */
@@ -57,7 +56,7 @@ static void cut_bucket(lsi_shard_plan *plan, const lsi_bucket_plan *buckets, con
                        int index) {
     const lsi_bucket *bucket = &buckets->buckets[index];
     int64_t *cut = plan->cut + (int64_t)index * (plan->n_ranks + 1), n_elems = 0;
-    walk k = {.bucket = bucket, .next = 1};
+    walk k = {.next = 1};
     for (int i = 0; i < bucket->n_params; i++)
         n_elems += params[buckets->sequence[bucket->first + i]].count;
     k.length = slice_length(n_elems, plan->n_ranks);

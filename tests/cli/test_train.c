@@ -36,7 +36,8 @@ static void reproducible_runs_have_the_same_bits_for_any_number_of_workers(void 
 }
 
 static void buckets_do_not_change_bits(void **state) {
-    static const char *const caps[] = {"--bucket-cap-mb 25", "--bucket-cap-mb 0.004",
+    static const char *const caps[] = {"--bucket-cap-mb 25",
+                                       "--bucket-cap-mb 0.004 --first-bucket-mb 0.002",
                                        "--bucket-cap-mb 0.0001 --first-bucket-mb 0.0001"};
     json_t *first = train(state, "buckets", "--steps 10 --workers 2");
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
