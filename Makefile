@@ -10,7 +10,7 @@ configure = cmake -S . -B build --log-level=WARNING $(if $(CI),-DLS_WERROR=ON)
 # CMake's own make must not take its orders (-j, -n) from this one.
 compile = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL cmake --build build --parallel $(JOBS)
 
-.PHONY: help build demo test bench bench-peers bench-step bench-ddp install clean
+.PHONY: help build demo test bench bench-peers bench-step bench-ddp bench-sharding install clean
 
 help:
 	@echo 'make build     build build/lockstep and the library (build/lib/)'
@@ -20,6 +20,7 @@ help:
 	@echo 'make bench-peers   time collectives against Open MPI, MPICH and Gloo, if installed'
 	@echo 'make bench-step    time training steps against PyTorch, if PYTHON has it'
 	@echo 'make bench-ddp     time two workers against two apart and against PyTorch, and overlap'
+	@echo 'make bench-sharding  time and memory of ZeRO and FSDP against ddp and against PyTorch'
 	@echo 'make install   into PREFIX ($(PREFIX)), below DESTDIR if set'
 	@echo 'make clean     remove build/'
 	@echo
@@ -65,6 +66,11 @@ bench-ddp:
 	@build/bench/overlap
 	@echo
 	@bench/ddp/run.py build/lockstep --python '$(PYTHON)' $(OPTIONS)
+
+# The strategies that shard: OPTIONS of bench/sharding/run.py.
+bench-sharding:
+	@$(MAKE) --no-print-directory build
+	@bench/sharding/run.py build/lockstep --python '$(PYTHON)' $(OPTIONS)
 
 # Does not build again what is there: `sudo make install` must leave no files of root in build/.
 install:

@@ -15,98 +15,59 @@ the faster of these two counts. Each round runs every program once; a figure is 
 steps of all rounds without the first two (set-up) and the last (the other process may have ended),
 so loading does not count. Memory is the peak resident size of a process of ddp."""
 import argparse
-import importlib.util
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-STEP = os.path.join(HERE, "..", "step")
+STEP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "step")
+sys.path.insert(0, STEP)
+from programs import (MODELS, Failed, first_line, metrics_of, on_share, result_of, run_together,
+                      sample_text, step_ms_of, torch_command, torch_env, torch_result,
+                      train_command)
+
 WORKERS, FIRST_STEPS, LAST_STEPS = 2, 2, 1
 GOALS = {"apart": 0.97, "f32": 1.4, "bf16": 1.6, "memory": 0.70}
-
-
-def models_of_step():
-    spec = importlib.util.spec_from_file_location("step", os.path.join(STEP, "run.py"))
-    step = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(step)
-    return step.MODELS
-
-
-MODELS = models_of_step()
-
-
-def on_processor(i):
-    cpus = sorted(os.sched_getaffinity(0))
-    return ["taskset", "-c", str(cpus[i % len(cpus)])]
-
-
-def run_together(commands, env=None):
-    """Starts all, waits for all; returns what they print, or None after saying why one failed."""
-    started = [subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE) for command in commands]
-    ended = [process.communicate() for process in started]
-    for process, (_, err) in zip(started, ended):
-        if process.returncode:
-            print(f"{process.args[0:6]} failed: {(err.strip().splitlines() or ['?'])[-1]}",
-                  file=sys.stderr)
-            return None
-    return [out for out, _ in ended]
 
 
 def measured(step_ms):
     return step_ms[FIRST_STEPS:len(step_ms) - LAST_STEPS]
 
 
+def n_steps(options):
+    return options.steps + FIRST_STEPS + LAST_STEPS
+
+
 # ---- Lockstep ----
-
-def ours(options, model, dtype, workers, folder):
-    layers, heads, width, vocab, seq, batch = MODELS[model]
-    return [options.program, "train", "--data", options.text, "--model", "gpt2",
-            "--n-layer", str(layers), "--n-head", str(heads), "--n-embd", str(width),
-            "--vocab-size", str(vocab), "--seq-len", str(seq), "--batch-size", str(batch * workers),
-            "--micro-batch-size", str(batch), "--dtype", dtype, "--workers", str(workers),
-            "--threads", "1", "--steps", str(options.steps + FIRST_STEPS + LAST_STEPS),
-            "--val-fraction", "0", "--out", folder + "/run", "--json", folder + "/result.json"]
-
-
-def result_of_ours(folder):
-    rows = [json.loads(line) for line in open(folder + "/run/metrics.jsonl")]
-    step_ms = measured([row["step_ms"] for row in rows if "step_ms" in row])
-    return step_ms, max(json.load(open(folder + "/result.json"))["peak_rss_bytes"])
-
 
 def run_ours(options, model, dtype, processes, workers):
     with tempfile.TemporaryDirectory() as top:
         folders = [os.path.join(top, str(i)) for i in range(processes)]
         for folder in folders:
             os.mkdir(folder)
-        commands = [(on_processor(i) if workers == 1 else []) +
-                    ours(options, model, dtype, workers, folder)
-                    for i, folder in enumerate(folders)]
-        if run_together(commands) is None:
-            sys.exit(1)
-        return [result_of_ours(folder) for folder in folders]
+        run_together([(on_share(i, WORKERS) if workers == 1 else []) +
+                      train_command(options.program, options.text, model, dtype, MODELS[model][5],
+                                    workers, 1, n_steps(options), folder)
+                      for i, folder in enumerate(folders)], tell=first_line)
+        return [(measured(step_ms_of(metrics_of(folder))), max(result_of(folder)["peak_rss_bytes"]))
+                for folder in folders]
 
 
 # ---- PyTorch ----
 
 def run_torch(options, model, dtype, ranks, static):
-    layers, heads, width, vocab, seq, batch = MODELS[model]
-    env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     with tempfile.TemporaryDirectory() as top:
-        shared = [f"--ranks={ranks}", f"--store={top}/store"] + (["--static-graph"] if static else [])
-        commands = [on_processor(i) + [
-            options.python, os.path.join(STEP, "torch_step.py"), f"--layers={layers}",
-            f"--heads={heads}", f"--embd={width}", f"--vocab={vocab}", f"--seq={seq}",
-            f"--batch={batch}", "--threads=1", f"--dtype={dtype}", "--warmup=0",
-            f"--steps={options.steps + FIRST_STEPS + LAST_STEPS}", f"--rank={i}"] + shared
+        more = ["--warmup=0", f"--ranks={ranks}", f"--store={top}/store"]
+        commands = [on_share(i, WORKERS) + torch_command(
+            options.python, os.path.join(STEP, "torch_step.py"), model, dtype, MODELS[model][5], 1,
+            n_steps(options), f"--rank={i}", *more, *(["--static-graph"] if static else []))
             for i in range(WORKERS)]
-        printed = run_together(commands, env)
-    found = [json.loads(text.strip().splitlines()[-1]) for text in printed or []]
+        try:
+            printed = run_together(commands, torch_env())
+        except Failed as failure:
+            print(f"torch failed: {failure}", file=sys.stderr)
+            return []
+    found = [torch_result(text) for text in printed]
     return [(measured(f["step_ms"]), f["peak_rss_bytes"]) for f in found]
 
 
@@ -179,11 +140,7 @@ def main():
     parser.add_argument("--python", default=os.environ.get("PYTHON", ""))
     options = parser.parse_args()
     ratios = []
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
-        # what the tokens are does not change the time
-        text.write("".join(chr(32 + (i * i * 7 + i * 13) % 90) for i in range(400000)))
-        text.flush()
-        options.text = text.name
+    with sample_text() as options.text:
         print("model  type  program        tokens/s  GiB each")
         for model in options.models.split(","):
             for dtype in options.dtypes.split(","):
@@ -196,4 +153,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as failure:
+        sys.exit(str(failure))

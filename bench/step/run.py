@@ -8,60 +8,40 @@ A row is a model, a type and a number of threads. Each round runs every program 
 other on the same processors; figures are medians over the steps of all rounds. GFLOP/s counts 6 N
 operations per token. Memory is the peak resident size of the process."""
 import argparse
-import json
+import contextlib
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-MODELS = {  # layers, heads, width, vocabulary, T, B
-    "gpt2": (12, 12, 768, 50257, 256, 4),
-    "gpt2-1024": (12, 12, 768, 50257, 1024, 1),
-    "char": (6, 6, 384, 256, 256, 8),
-    "tiny": (2, 2, 64, 256, 64, 4),
-}
+from programs import (HERE, MODELS, Failed, first_line, metrics_of, n_params, on_processors,
+                      result_of, run_together, sample_text, step_ms_of, torch_command, torch_result,
+                      train_command)
 
-
-def n_params(layers, width, vocab):
-    return layers * 12 * width * width + vocab * width
+FIRST_STEPS = 2
 
 
 def pinned(threads):
-    cpus = sorted(os.sched_getaffinity(0))[-threads:]
-    return ["taskset", "-c", ",".join(map(str, cpus))]
+    return on_processors(sorted(os.sched_getaffinity(0))[-threads:])
 
 
 def run_ours(program, model, dtype, threads, steps, text):
-    layers, heads, width, vocab, seq, batch = MODELS[model]
     with tempfile.TemporaryDirectory() as folder:
-        result = os.path.join(folder, "result.json")
-        subprocess.run(pinned(threads) + [
-            program, "train", "--data", text, "--model", "gpt2", "--n-layer", str(layers),
-            "--n-head", str(heads), "--n-embd", str(width), "--vocab-size", str(vocab),
-            "--seq-len", str(seq), "--batch-size", str(batch), "--micro-batch-size", str(batch),
-            "--steps", str(steps + 2), "--dtype", dtype, "--threads", str(threads), "--workers", "1",
-            "--val-fraction", "0", "--out", folder + "/run", "--json", result],
-            check=True, stdout=subprocess.DEVNULL)
-        made = json.load(open(result))
-        steps_ms = [json.loads(line) for line in open(folder + "/run/metrics.jsonl")]
-    step_ms = [row["step_ms"] for row in steps_ms if "step_ms" in row][2:]
-    return step_ms, made["peak_rss_bytes"][0]
+        run_together([pinned(threads) + train_command(program, text, model, dtype, MODELS[model][5],
+                                                      1, threads, steps + FIRST_STEPS, folder)],
+                     tell=first_line)
+        return step_ms_of(metrics_of(folder))[FIRST_STEPS:], result_of(folder)["peak_rss_bytes"][0]
 
 
 def run_torch(python, model, dtype, threads, steps, compiled):
-    layers, heads, width, vocab, seq, batch = MODELS[model]
-    out = subprocess.run(pinned(threads) + [
-        python, os.path.join(HERE, "torch_step.py"), f"--layers={layers}", f"--heads={heads}",
-        f"--embd={width}", f"--vocab={vocab}", f"--seq={seq}", f"--batch={batch}",
-        f"--threads={threads}", f"--dtype={dtype}", f"--steps={steps}"] +
-        (["--compile"] if compiled else []), capture_output=True, text=True)
-    if out.returncode:
-        print(f"torch{' compile' if compiled else ''} failed: {out.stderr.strip().splitlines()[-1]}",
-              file=sys.stderr)
+    script = os.path.join(HERE, "torch_step.py")
+    command = torch_command(python, script, model, dtype, MODELS[model][5], threads, steps)
+    try:
+        printed = run_together([pinned(threads) + command + (["--compile"] if compiled else [])])
+    except Failed as failure:
+        print(f"torch{' compile' if compiled else ''} failed: {failure}", file=sys.stderr)
         return [], 0
-    made = json.loads(out.stdout.strip().splitlines()[-1])
+    made = torch_result(printed[0])
     return made["step_ms"], made["peak_rss_bytes"]
 
 
@@ -106,11 +86,8 @@ def main():
     parser.add_argument("--compile", action="store_true", help="also torch.compile")
     parser.add_argument("--text", default="")
     options = parser.parse_args()
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
-        if not options.text:  # what the tokens are does not change the time
-            text.write("".join(chr(32 + (i * i * 7 + i * 13) % 90) for i in range(400000)))
-            text.flush()
-            options.text = text.name
+    # --text: what is trained on does not change the time, but losses
+    with contextlib.nullcontext(options.text) if options.text else sample_text() as options.text:
         print("model      type  thr    step ms  tokens/s   GFLOP/s    GiB    torch ms  ratio  mem"
               + ("   compile ms  ratio  mem" if options.compile else ""))
         for model in options.models.split(","):
@@ -120,4 +97,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as failure:
+        sys.exit(str(failure))

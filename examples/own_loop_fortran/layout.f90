@@ -4,9 +4,10 @@
 module layout_of_c
     use, intrinsic :: iso_c_binding
     implicit none
-    integer, parameter :: N_PARAM = 9, N_OPTS = 19, N_NUMBERS = 5
+    integer, parameter :: N_PARAM = 9, N_OPTS = 31, N_USE = 3, N_ADAMW = 8, N_NUMBERS = 11
     integer(c_int64_t), bind(C) :: layout_param(N_PARAM), layout_opts(N_OPTS)
-    integer(c_int64_t), bind(C) :: layout_numbers(N_NUMBERS), layout_counts(3)
+    integer(c_int64_t), bind(C) :: layout_use(N_USE), layout_adamw(N_ADAMW)
+    integer(c_int64_t), bind(C) :: layout_numbers(N_NUMBERS), layout_counts(5)
 end module
 
 program layout
@@ -17,9 +18,12 @@ program layout
     integer :: n_faults = 0
     type(ls_param), target :: p
     type(ls_ddp_opts), target :: o
+    type(ls_unit_use), target :: u
+    type(ls_adamw_opts), target :: a
     integer(c_intptr_t) :: base
 
-    call compare('number of entries', layout_counts, [N_PARAM, N_OPTS, N_NUMBERS])
+    call compare('number of entries', layout_counts, &
+        [N_PARAM, N_OPTS, N_USE, N_ADAMW, N_NUMBERS])
 
     base = address(c_loc(p))
     call compare('ls_param', layout_param, [int(c_sizeof(p)), at(c_loc(p%name)), &
@@ -33,10 +37,25 @@ program layout
         at(c_loc(o%keep_buckets)), at(c_loc(o%no_overlap)), at(c_loc(o%join)), &
         at(c_loc(o%nonfinite)), at(c_loc(o%hook)), at(c_loc(o%buffers)), at(c_loc(o%n_buffers)), &
         at(c_loc(o%broadcast_buffers)), at(c_loc(o%strategy)), at(c_loc(o%replicas)), &
-        at(c_loc(o%masters))])
+        at(c_loc(o%masters)), at(c_loc(o%shard_size)), at(c_loc(o%uses)), at(c_loc(o%n_uses)), &
+        at(c_loc(o%prefetch)), at(c_loc(o%reshard_after_forward)), &
+        at(c_loc(o%gather_limit_mb)), at(c_loc(o%persist_below)), at(c_loc(o%offload)), &
+        at(c_loc(o%offload_dir)), at(c_loc(o%reduce_dtype)), at(c_loc(o%fill)), &
+        at(c_loc(o%fill_context))])
+
+    base = address(c_loc(u))
+    call compare('ls_unit_use', layout_use, [int(c_sizeof(u)), at(c_loc(u%unit)), &
+        at(c_loc(u%param))])
+
+    base = address(c_loc(a))
+    call compare('ls_adamw_opts', layout_adamw, [int(c_sizeof(a)), at(c_loc(a%lr)), &
+        at(c_loc(a%beta1)), at(c_loc(a%beta2)), at(c_loc(a%epsilon)), &
+        at(c_loc(a%weight_decay)), at(c_loc(a%grad_scale)), at(c_loc(a%step))])
 
     call compare('constants', layout_numbers, [int(LS_OK), int(LS_ERR_ARGUMENT), &
-        int(LS_DTYPE_F32), int(LS_DTYPE_F64), LS_MAX_DIMS])
+        int(LS_DTYPE_F32), int(LS_DTYPE_F64), LS_MAX_DIMS, int(LS_STRATEGY_DDP), &
+        int(LS_STRATEGY_ZERO1), int(LS_STRATEGY_ZERO2), int(LS_STRATEGY_ZERO3), &
+        int(LS_REPLICAS_SHARED), int(LS_REPLICAS_PRIVATE)])
 
     if (n_faults == 0) call check_options()
     if (n_faults > 0) stop 1

@@ -17,6 +17,12 @@ module lockstep
     enum, bind(C) ! ls_dtype
         enumerator :: LS_DTYPE_F32 = 1, LS_DTYPE_F64 = 2
     end enum
+    enum, bind(C) ! ls_strategy
+        enumerator :: LS_STRATEGY_DDP = 0, LS_STRATEGY_ZERO1, LS_STRATEGY_ZERO2, LS_STRATEGY_ZERO3
+    end enum
+    enum, bind(C) ! ls_replicas
+        enumerator :: LS_REPLICAS_SHARED = 0, LS_REPLICAS_PRIVATE
+    end enum
     integer, parameter :: LS_MAX_DIMS = 8
 
     type, bind(C) :: ls_param
@@ -28,6 +34,21 @@ module lockstep
         type(c_ptr) :: grad = c_null_ptr
         integer(c_int) :: n_dims = 0
         integer(c_int64_t) :: shape(LS_MAX_DIMS) = 0 ! outermost first: Fortran's shape reversed
+    end type
+
+    type, bind(C) :: ls_unit_use
+        integer(c_int) :: unit = 0
+        integer(c_int) :: param = 0
+    end type
+
+    type, bind(C) :: ls_adamw_opts
+        real(c_double) :: lr = 0
+        real(c_double) :: beta1 = 0
+        real(c_double) :: beta2 = 0
+        real(c_double) :: epsilon = 0
+        real(c_double) :: weight_decay = 0
+        real(c_double) :: grad_scale = 1
+        integer(c_int64_t) :: step = 0
     end type
 
     ! Take one from ls_ddp_opts_init, which fills in struct_size. Zero means default.
@@ -50,6 +71,18 @@ module lockstep
         integer(c_int) :: strategy = 0
         integer(c_int) :: replicas = 0
         type(c_ptr) :: masters = c_null_ptr
+        integer(c_int) :: shard_size = 0
+        type(c_ptr) :: uses = c_null_ptr ! of ls_unit_use
+        integer(c_int) :: n_uses = 0
+        integer(c_int) :: prefetch = 0
+        integer(c_int) :: reshard_after_forward = 0
+        real(c_double) :: gather_limit_mb = 0
+        integer(c_int64_t) :: persist_below = 0
+        integer(c_int) :: offload = 0
+        type(c_ptr) :: offload_dir = c_null_ptr ! of characters that end with c_null_char
+        integer(c_int) :: reduce_dtype = 0
+        type(c_funptr) :: fill = c_null_funptr
+        type(c_ptr) :: fill_context = c_null_ptr
     end type
 
     interface
@@ -77,6 +110,14 @@ module lockstep
         integer(c_int) function ls_group_world_size(group) bind(C)
             import
             type(c_ptr), value :: group
+        end function
+
+        ! ---- lockstep/optim.h ----
+
+        real(c_double) function ls_clip_factor(norm, max_norm) bind(C)
+            import
+            real(c_double), value :: norm
+            real(c_double), value :: max_norm
         end function
 
         ! ---- lockstep/parallel.h ----
@@ -107,6 +148,11 @@ module lockstep
             import
             type(c_ptr), value :: ddp
         end function
+        integer(c_int) function ls_ddp_grad_needed(ddp, index) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: index
+        end function
         integer(c_int) function ls_ddp_grad_ready(ddp, index) bind(C)
             import
             type(c_ptr), value :: ddp
@@ -116,9 +162,45 @@ module lockstep
             import
             type(c_ptr), value :: ddp
         end function
+        integer(c_int) function ls_ddp_before_forward(ddp, unit) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: unit
+        end function
+        integer(c_int) function ls_ddp_after_forward(ddp, unit) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: unit
+        end function
+        integer(c_int) function ls_ddp_before_backward(ddp, unit) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: unit
+        end function
+        integer(c_int) function ls_ddp_after_backward(ddp, unit) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: unit
+        end function
         integer(c_int) function ls_ddp_finish_step(ddp) bind(C)
             import
             type(c_ptr), value :: ddp
+        end function
+        integer(c_int) function ls_ddp_grad_norm(ddp, norm) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            real(c_double), intent(inout) :: norm
+        end function
+        integer(c_int) function ls_ddp_update(ddp, opts) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            type(ls_adamw_opts), intent(in) :: opts
+        end function
+        integer(c_int) function ls_ddp_get_values(ddp, index, values) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            integer(c_int), value :: index
+            real(c_float), intent(inout) :: values(*)
         end function
     end interface
 

@@ -137,6 +137,12 @@ LS_API LS_CHECKED ls_status ls_scatter(ls_group *group, const void *input, void 
  * comes from rank p. */
 LS_API LS_CHECKED ls_status ls_all_to_all(ls_group *group, const void *input, void *output,
                                           int64_t count, ls_dtype dtype, ls_work **work);
+/* As ls_reduce_scatter_v without the reduction: part p of the input, counts[p] elements, goes to
+ * rank p; output: n * counts[rank] elements, part p from rank p. counts has n numbers, the same on
+ * all ranks, and is copied. Never in place. Bytes read from others: (n - 1) * counts[rank] * size;
+ * where all inputs are shared nothing else is copied, wherever the outputs are. */
+LS_API LS_CHECKED ls_status ls_all_to_all_v(ls_group *group, const void *input, void *output,
+                                            const int64_t *counts, ls_dtype dtype, ls_work **work);
 /* Returns when every rank has called it. */
 LS_API LS_CHECKED ls_status ls_barrier(ls_group *group, ls_work **work);
 

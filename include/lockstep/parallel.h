@@ -58,18 +58,37 @@ typedef enum ls_strategy {
                               shards. A step of several micro-batches has the sum over ranks of each
                               added up, so plain sums have other bits than those of the strategies
                               above; reproducible ones have the same, if micro-batch i of rank r is
-                              number i * ranks + r of the step and ranks are a power of two */
-    LS_STRATEGY_ZERO3 = 3, /* parameters as well. With LS_REPLICAS_SHARED the ranks of the machine
-                              have one copy together, so nothing need be gathered, and this is
-                              LS_STRATEGY_ZERO2; LS_REPLICAS_PRIVATE is LS_ERR_UNSUPPORTED */
+                              number i * ranks + r of the step */
+    LS_STRATEGY_ZERO3 = 3, /* parameters as well (FSDP). With LS_REPLICAS_SHARED the ranks of the
+                              machine have one copy together, so nothing need be gathered, and this
+                              is LS_STRATEGY_ZERO2; with LS_REPLICAS_PRIVATE units are gathered
+                              before they are used, see ls_ddp_before_forward */
 } ls_strategy;
 
 /* Where the parameters of sharded strategies are. */
 typedef enum ls_replicas {
     LS_REPLICAS_SHARED = 0, /* one copy for all ranks of the machine, each writes its shard: between
                                ls_ddp_finish_step and the end of ls_ddp_update nobody may read it */
-    LS_REPLICAS_PRIVATE = 1, /* one copy a rank, all-gathered after each update */
+    LS_REPLICAS_PRIVATE = 1, /* one copy a rank, all-gathered after each update; of
+                                LS_STRATEGY_ZERO3 the units that are in use */
 } ls_replicas;
+
+/* LS_STRATEGY_ZERO3: unit `unit` of a model, a block of layers, computes with parameter `param`. */
+typedef struct ls_unit_use {
+    int unit, param;
+} ls_unit_use;
+
+/* Which states are in a file instead of memory. */
+typedef enum ls_offload {
+    LS_OFFLOAD_NONE = 0,
+    LS_OFFLOAD_OPTIMIZER = 1, /* moments and masters */
+    LS_OFFLOAD_PARAMS = 2,    /* and the shards of parameters that units are gathered from */
+} ls_offload;
+
+/* Initial values: writes elements [begin, begin + count) of parameter `param` as float32. Must give
+ * the same on every rank for the same elements, in whatever pieces they are asked for. */
+typedef ls_status (*ls_fill_fn)(void *context, int param, int64_t begin, int64_t count,
+                                float *values);
 
 /* What happens when ranks run out of data at different times. */
 typedef enum ls_join {
@@ -110,19 +129,55 @@ typedef struct ls_ddp_opts {
     ls_param *buffers;
     int n_buffers;
     int broadcast_buffers;
-    /* Sharded strategies: parameters that are trained are F32 or BF16, no hook, buckets are not
+    /* Sharded strategies: parameters that are trained are F32 or BF16, hooks work with
+     * LS_STRATEGY_ZERO1 only (which then receives whole averages), buckets are not
      * rebuilt. ls_ddp_create moves these parameters into memory of its own: params[i].data changes.
-     * ls_ddp_destroy copies them back to where they were, unless ls_ddp_keep_values was called. */
+     * ls_ddp_destroy copies them back to where they were, unless ls_ddp_keep_values was called; of
+     * LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE no rank has them, data is NULL afterwards (before,
+     * ls_ddp_get_values puts them together). */
     int strategy; /* LS_STRATEGY_… */
     int replicas; /* LS_REPLICAS_… */
     /* For ls_ddp_update: masters[i]: the float32 values of BF16 parameter i. LS_STRATEGY_DDP: used
      * in place, borrowed. Sharded: the rank's shard of them is copied at create, the list is not
      * needed afterwards. NULL: made from the BF16 values. */
     float *const *masters;
+    /* Sharded strategies: ranks of a shard group; 0: all. Shards are within groups of so many
+     * consecutive ranks, which must divide the world size, and the groups have replicas of each
+     * other (hybrid sharding: shard inside of a machine, replicate over machines). Sums are added
+     * within groups first: the same bits where shard_size is a power of two. */
+    int shard_size;
+    /* Sharded strategies with LS_REPLICAS_PRIVATE. Which unit uses which parameters, in any order;
+     * units are numbered from 0 in the order of the forward pass. Every trained parameter must be
+     * used by some unit. Copied. LS_STRATEGY_ZERO3: parameters that the same units use are gathered
+     * together; NULL: all are used by unit 0. The others: the all-gather after an update goes on
+     * while the next forward pass begins, which waits in ls_ddp_before_forward for what the unit
+     * uses; NULL: ls_ddp_update waits for all of it. The rest is for LS_STRATEGY_ZERO3. */
+    const ls_unit_use *uses;
+    int n_uses;
+    int prefetch;              /* units gathered ahead of their use, both ways; 0: 1, < 0: none */
+    int reshard_after_forward; /* 0: yes. 1: no, units stay whole until their backward. k: each
+                                  rank keeps 1/k, and backward gathers within k consecutive
+                                  ranks; k divides the shard group */
+    double gather_limit_mb;    /* no unit is gathered ahead beyond so many MiB; 0: no limit */
+    int64_t persist_below;     /* parameters of fewer elements are whole on every rank, gathered
+                                  after each update */
+    int offload;               /* LS_OFFLOAD_…; sharded strategies, PARAMS as `uses` */
+    const char *offload_dir;   /* where the file is made (it has no name there) */
+    /* Sharded strategies: the type in which gradients are sent: LS_DTYPE_F32, also 0, or
+     * LS_DTYPE_BF16. They are added in float32, the sum of a micro-batch is rounded once, and kept
+     * as float32. The same as LS_HOOK_BF16 does for LS_STRATEGY_DDP. */
+    int reduce_dtype;
+    /* Sharded strategies: values come from here, each rank asks for its shard only, and
+     * params[i].data may be NULL for all that are trained. They are not broadcast. */
+    ls_fill_fn fill;
+    void *fill_context;
 } ls_ddp_opts;
 
 #define LS_DDP_OPTS_INIT                                                                           \
-    { sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  \
+            0, 0, 0, 0, 0, 0                                                                       \
+    }
 
 /* Collective, blocks. Compares names, sizes, shapes, types, flags and order of the parameters over
  * ranks (a difference is LS_ERR_MISMATCH and names the rank and the first parameter that differs),
@@ -135,7 +190,8 @@ typedef struct ls_ddp_opts {
  */
 LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params,
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
-/* Local; sets params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
+/* Local (but waits for all-gathers that ls_ddp_update left going on, see opts.uses); sets
+ * params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
  * in flight their memory stays with the group, because peers may still be adding to it. */
 LS_API void ls_ddp_destroy(ls_ddp *ddp);
 
@@ -189,6 +245,20 @@ LS_API LS_CHECKED ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index);
  * ls_ddp_finish_step (params[i].grad is NULL until the next step), and the optimizer must leave it
  * and its moments alone. */
 LS_API LS_CHECKED ls_status ls_ddp_end_backward(ls_ddp *ddp);
+/* Around the forward and backward pass of each unit, units of a forward pass in ascending order, of
+ * a backward pass in descending order, on all ranks alike. Where nothing is gathered they return at
+ * once; of LS_STRATEGY_ZERO1 and 2 see opts.uses. LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE:
+ *   before_forward, before_backward: params[i].data of all parameters of the unit is there
+ *       afterwards (collective, blocks until they are gathered); the next units are asked for.
+ *   after_forward: they are given up, data is NULL, unless the next unit uses them too, the unit is
+ *       the last one of a step's pass, or reshard_after_forward keeps them.
+ *   after_backward: they are given up, unless the unit before uses them too; gradients of
+ *       parameters that no unit before uses are complete, and are reduce-scattered.
+ * Between steps, forward alone may run, for evaluation, equally often on all ranks. */
+LS_API LS_CHECKED ls_status ls_ddp_before_forward(ls_ddp *ddp, int unit);
+LS_API LS_CHECKED ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit);
+LS_API LS_CHECKED ls_status ls_ddp_before_backward(ls_ddp *ddp, int unit);
+LS_API LS_CHECKED ls_status ls_ddp_after_backward(ls_ddp *ddp, int unit);
 /* Collective, blocks until the averaged gradients are in params[i].grad (of sharded strategies:
  * this rank's shard of them; what else is there is undefined). LS_ERR_NUMERIC with
  * LS_NONFINITE_STOP names rank, bucket and parameter. */
@@ -219,16 +289,16 @@ LS_API void ls_ddp_keep_values(ls_ddp *ddp);
  * LS_STRATEGY_DDP). Local. */
 LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
 /* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
- * all shards; values: params[i].count floats, the caller's. Collective, blocks (of F32 parameters
- * and LS_STRATEGY_DDP: local). */
+ * all shards; values: params[i].count floats, the caller's. Collective, blocks (LS_STRATEGY_DDP:
+ * local). */
 LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values);
 /* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first
  * parameter that differs and the ranks that differ from rank 0. Collective, blocks; reads every
  * parameter once and sends 8 bytes. */
 LS_API LS_CHECKED ls_status ls_ddp_check_weights(ls_ddp *ddp);
 
-/* Feeds events to the calls above: GRAD_NEEDED, GRAD_READY, END_OF_BACKWARD, PROGRESS (other events
- * do nothing). The sink is valid as long as ddp. */
+/* Feeds events to the calls above: those of units, GRAD_NEEDED, GRAD_READY, END_OF_BACKWARD,
+ * PROGRESS. The sink is valid as long as ddp. */
 LS_API ls_event_sink ls_ddp_sink(ls_ddp *ddp);
 
 /* ---- for reports; local ---- */
@@ -246,6 +316,9 @@ typedef struct ls_bucket_info {
     double ready_ms;           /* the last gradient was ready */
     double posted_ms;          /* communication was asked for */
     double done_ms;            /* it was seen to be over */
+    int n_gathers;             /* of its parameters, LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE: 2
+                                  for each micro-batch, 1 where they are kept in between, more where
+                                  units that do not follow each other use them */
 } ls_bucket_info;
 LS_API LS_CHECKED ls_status ls_ddp_get_bucket(const ls_ddp *ddp, int bucket, ls_bucket_info *info);
 

@@ -4,14 +4,16 @@
  *   - /proc/self/smaps: resident bytes of mappings that are files (program, libraries) or that hold
  *     code without a file (kernels that a matrix library generates), and of the stack. Memory files
  *     (shared buffers) are accounted by who makes them.
- *   - the C library's allocator: bytes it holds, less those in our own blocks; what is left are
- *     blocks of libraries and gaps between blocks. */
+ *   - the C library's allocator: bytes it holds, less those in our own blocks and less pages of
+ *     its heap without memory; what is left are blocks of libraries and gaps between blocks. */
 #include "base/mem.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -27,22 +29,27 @@ static bool is_counted(const char *line) {
     return is_file || strchr(rights, 'x') || strcmp(path, "[stack]") == 0;
 }
 
-static bool is_mapping_head(const char *line) {
+static bool is_mapping_head(const char *line, int64_t *bytes) {
     uint64_t begin, end;
-    return sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &begin, &end) != 2) return false;
+    *bytes = (int64_t)(end - begin);
+    return true;
 }
 
 static int64_t mapped_bytes(void) {
     FILE *file = fopen("/proc/self/smaps", "re");
     if (!file) return 0;
     char line[512];
-    int64_t sum = 0, kib = 0;
-    bool counts = false;
+    int64_t sum = 0, bytes = 0, kib = 0;
+    bool counts = false, is_heap = false;
     while (fgets(line, sizeof line, file)) {
-        if (is_mapping_head(line))
+        if (is_mapping_head(line, &bytes)) {
             counts = is_counted(line);
-        else if (counts && sscanf(line, "Rss: %" SCNd64 " kB", &kib) == 1)
-            sum += kib * 1024;
+            is_heap = strstr(line, "[heap]") != NULL;
+        } else if (sscanf(line, "Rss: %" SCNd64 " kB", &kib) == 1) {
+            if (counts) sum += kib * 1024;
+            if (is_heap) sum -= bytes - kib * 1024; /* the allocator counts all of it */
+        }
     }
     fclose(file);
     return sum;
@@ -60,4 +67,11 @@ static int64_t foreign_heap_bytes(void) {
 
 int64_t lsi_mem_library_bytes(void) {
     return mapped_bytes() + foreign_heap_bytes();
+}
+
+void lsi_forget_pages(void *at, size_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)at + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)at + bytes) / page * page;
+    if (end > first) (void)madvise((void *)first, end - first, MADV_DONTNEED); /* only a hint */
 }

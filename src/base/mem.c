@@ -32,6 +32,7 @@ _Static_assert(sizeof(header) == ALIGNMENT_BYTES, "the caller's bytes must stay 
 
 static _Atomic int64_t bytes_now[LSI_MEM_N_KINDS];
 static _Atomic int64_t bytes_peak[LSI_MEM_N_KINDS];
+static _Atomic int64_t file_bytes;
 static _Atomic int64_t n_blocks;
 static _Atomic int64_t heap_bytes;
 static _Atomic int64_t countdown = UNREAD;
@@ -77,6 +78,14 @@ void lsi_mem_reset_peaks(void) {
         atomic_store_explicit(&bytes_peak[kind], lsi_mem_now((lsi_mem_kind)kind),
                               memory_order_relaxed);
     }
+}
+
+void lsi_mem_note_file(int64_t bytes) {
+    atomic_fetch_add_explicit(&file_bytes, bytes, memory_order_relaxed);
+}
+
+int64_t lsi_mem_file_bytes(void) {
+    return atomic_load_explicit(&file_bytes, memory_order_relaxed);
 }
 
 int64_t lsi_mem_heap_bytes(void) {

@@ -18,6 +18,8 @@
     X(OPTIMIZER, "optimizer")                                                                      \
     X(ACTIVATIONS, "activations")                                                                  \
     X(BUCKETS, "buckets")                                                                          \
+    X(GATHERED, "gathered") /* units that private ZeRO-3 has gathered */                           \
+    X(STAGING, "staging")   /* buffers on the way to a file, or between types */                   \
     X(OTHER, "other")
 
 typedef enum lsi_mem_kind {
@@ -28,6 +30,21 @@ typedef enum lsi_mem_kind {
 } lsi_mem_kind;
 
 const char *lsi_mem_kind_name(lsi_mem_kind kind);
+
+/* What a formula says about the bytes of a kind: what they are, or what they are at most. */
+typedef enum lsi_mem_rule { LSI_MEM_NO_RULE, LSI_MEM_EQUALS, LSI_MEM_AT_MOST } lsi_mem_rule;
+
+typedef struct lsi_mem_figure {
+    lsi_mem_rule rule;
+    int64_t bytes;
+} lsi_mem_figure;
+
+/* What formulas say that a process takes; parallel/memory.h makes it. */
+typedef struct lsi_mem_estimate {
+    lsi_mem_figure kinds[LSI_MEM_N_KINDS];
+    int64_t peer_bytes; /* of peers, which account for it, but resident here too: of no kind */
+    int64_t file_bytes;
+} lsi_mem_estimate;
 
 /* 64-byte aligned, not zeroed. NULL (with a message) when memory ran out or failure was injected.
  * bytes = 0 gives a valid pointer to nothing. */
@@ -47,6 +64,9 @@ void lsi_mem_note(lsi_mem_kind kind, int64_t bytes);
 int64_t lsi_mem_now(lsi_mem_kind kind);  /* bytes accounted now */
 int64_t lsi_mem_peak(lsi_mem_kind kind); /* highest value of lsi_mem_now since start or reset */
 void lsi_mem_reset_peaks(void);
+/* States that lie in a file instead: no kind, because they take no memory. */
+void lsi_mem_note_file(int64_t bytes);
+int64_t lsi_mem_file_bytes(void);
 int64_t lsi_mem_heap_bytes(void); /* in live blocks of lsi_alloc, all kinds, headers included */
 int64_t lsi_mem_n_blocks(void);   /* live blocks of lsi_alloc: 0 when nothing leaked */
 
@@ -63,5 +83,8 @@ int64_t lsi_mem_peak_rss_bytes(void);
  * its libraries, code they generate, their heap blocks and the heap's gaps. 0 where the system does
  * not say. (footprint.c) */
 int64_t lsi_mem_library_bytes(void);
+/* Takes the whole pages of [at, at + bytes), which are of a shared mapping, out of this process:
+ * the next access brings them back with what they hold. (footprint.c) */
+void lsi_forget_pages(void *at, size_t bytes);
 
 #endif

@@ -173,20 +173,32 @@ static void normal_from_words(const uint32_t *restrict radius_word,
     }
 }
 
-void lsi_rng_normal(const lsi_rng_stream *stream, float std, float *out, int64_t n) {
+static void draw_batch(const lsi_rng_stream *stream, uint64_t block0, float std,
+                       float first[BATCH_PAIRS], float second[BATCH_PAIRS]) {
     uint32_t radius_word[BATCH_PAIRS], turn_word[BATCH_PAIRS];
-    float first[BATCH_PAIRS], second[BATCH_PAIRS];
-    for (int64_t at = 0; at < n; at += 2 * BATCH_PAIRS) {
-        uint64_t block0 = (uint64_t)at / 4;
-        for (int b = 0; b < BATCH_BLOCKS; b++) {
-            lsi_philox_block block = lsi_rng_block(stream, block0 + (uint64_t)b);
-            for (int half = 0; half < 2; half++) {
-                radius_word[2 * b + half] = block.word[2 * half];
-                turn_word[2 * b + half] = block.word[2 * half + 1];
-            }
+    for (int b = 0; b < BATCH_BLOCKS; b++) {
+        lsi_philox_block block = lsi_rng_block(stream, block0 + (uint64_t)b);
+        for (int half = 0; half < 2; half++) {
+            radius_word[2 * b + half] = block.word[2 * half];
+            turn_word[2 * b + half] = block.word[2 * half + 1];
         }
-        normal_from_words(radius_word, turn_word, std, first, second);
-        int64_t left = n - at < 2 * BATCH_PAIRS ? n - at : 2 * BATCH_PAIRS;
-        for (int64_t i = 0; i < left; i++) out[at + i] = i % 2 ? second[i / 2] : first[i / 2];
     }
+    normal_from_words(radius_word, turn_word, std, first, second);
+}
+
+/* Batches begin with the block of element `first`, whatever its place in it. */
+void lsi_rng_normal_at(const lsi_rng_stream *stream, float std, int64_t first, float *out,
+                       int64_t n) {
+    float even[BATCH_PAIRS], odd[BATCH_PAIRS];
+    uint64_t block0 = (uint64_t)first / 4;
+    for (int64_t at = -(first % 4); at < n; at += 2 * BATCH_PAIRS, block0 += BATCH_BLOCKS) {
+        draw_batch(stream, block0, std, even, odd);
+        int64_t end = n - at < 2 * BATCH_PAIRS ? n - at : 2 * BATCH_PAIRS;
+        for (int64_t i = at < 0 ? -at : 0; i < end; i++)
+            out[at + i] = i % 2 ? odd[i / 2] : even[i / 2];
+    }
+}
+
+void lsi_rng_normal(const lsi_rng_stream *stream, float std, float *out, int64_t n) {
+    lsi_rng_normal_at(stream, std, 0, out, n);
 }

@@ -46,5 +46,8 @@ uint64_t lsi_rng_below(const lsi_rng_stream *stream, uint64_t position, uint64_t
 /* Fills out[0..n) with normal draws (Box-Muller), mean 0, deviation std; element i depends only
  * on i. No libm but the root: the same bits on every machine. */
 void lsi_rng_normal(const lsi_rng_stream *stream, float std, float *out, int64_t n);
+/* Its elements first … first + n - 1 alone, the same bits; first >= 0. */
+void lsi_rng_normal_at(const lsi_rng_stream *stream, float std, int64_t first, float *out,
+                       int64_t n);
 
 #endif

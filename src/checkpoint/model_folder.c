@@ -22,13 +22,18 @@ ls_status lsi_path_join(const char *folder, const char *name, char **path) {
     return LS_OK;
 }
 
-/* ---- the hash ---- */
+/* ---- values ---- */
 
-/* The parameter with the smallest name above `last` (NULL: of all), -1 at the end. Selection
- * instead of sorting: no memory, so the hash cannot fail; a model has some hundred parameters. */
-static int next_by_name(const lsi_model *model, const char *last) {
+ls_status lsi_model_get_own(void *model, int i, const float **values) {
+    *values = lsi_model_values(model, i);
+    if (*values) return LS_OK;
+    return lsi_fail(LS_ERR_STATE, "parameter %s has no values here (the model is hollow)",
+                    ((const lsi_model *)model)->params[i].name);
+}
+
+int lsi_model_next_by_name(const lsi_model *model, int first, int end, const char *last) {
     int next = -1;
-    for (int i = 0; i < model->n_params; i++) {
+    for (int i = first; i < end; i++) {
         const char *name = model->params[i].name;
         if (last && strcmp(name, last) <= 0) continue;
         if (next < 0 || strcmp(name, model->params[next].name) < 0) next = i;
@@ -36,11 +41,23 @@ static int next_by_name(const lsi_model *model, const char *last) {
     return next;
 }
 
-void lsi_model_sha256(const lsi_model *model, char text[LSI_SHA256_TEXT_BYTES]) {
+/* ---- the hash ---- */
+
+ls_status lsi_model_sha256_from(const lsi_model *model, lsi_model_get_fn get, void *context,
+                                char text[LSI_SHA256_TEXT_BYTES]) {
     lsi_sha256 hash;
+    const char *last = NULL;
     lsi_sha256_init(&hash);
-    for (int i = next_by_name(model, NULL); i >= 0; i = next_by_name(model, model->params[i].name))
-        lsi_sha256_update(&hash, lsi_model_values(model, i),
-                          (size_t)model->params[i].count * sizeof(float));
+    for (int i; (i = lsi_model_next_by_name(model, 0, model->n_params, last)) >= 0;) {
+        const float *values;
+        LSI_TRY(get(context, i, &values));
+        lsi_sha256_update(&hash, values, (size_t)model->params[i].count * sizeof *values);
+        last = model->params[i].name;
+    }
     lsi_sha256_finish(&hash, text);
+    return LS_OK;
+}
+
+void lsi_model_sha256(const lsi_model *model, char text[LSI_SHA256_TEXT_BYTES]) {
+    (void)!lsi_model_sha256_from(model, lsi_model_get_own, (void *)model, text); /* all are here */
 }

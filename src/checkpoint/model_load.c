@@ -1,7 +1,8 @@
-/* Loading model folders. Neither file is trusted: the configuration is checked by the model's own
- * class, and then every parameter of the model needs exactly one tensor of the same shape, and
- * every tensor needs a parameter, or a row in the table of those that may be passed over. Weights
- * are taken as they are, finite or not.
+/* Loading model folders: opened and held against its files first, then values are converted from
+ * the mapped files, all of them or the ranges that somebody asks for. Neither file is trusted: the
+ * configuration is checked by the model's own class, and then every parameter of the model needs
+ * exactly one tensor of the same shape, and every tensor needs a parameter, or a row in the table
+ * of those that may be passed over. Weights are taken as they are, finite or not.
  *
  * Files of the bare model without its output layer lack the prefix of names ("h.0.ln_1.weight"
  * instead of "transformer.h.0.ln_1.weight"); both are read. */
@@ -16,6 +17,11 @@
 #include "checkpoint/weights.h"
 
 enum { CONFIG_CAP_BYTES = 1 << 20, MAX_CLASSES = 32 };
+
+struct lsi_model_source {
+    lsi_weights *weights;
+    const lsi_st_tensor **tensors; /* one a parameter */
+};
 
 /* ---- the configuration ---- */
 
@@ -99,10 +105,10 @@ ls_status lsi_model_load_config(const char *folder, const lsi_model_class **clas
 
 /* ---- one tensor ---- */
 
-/* What the steps of loading the weights share. */
+/* What the steps of matching tensors and parameters share. */
 typedef struct loading {
     const lsi_weights *weights;
-    lsi_model *model;
+    const lsi_model *model;
     const char *prefix; /* "" for none */
 } loading;
 
@@ -134,7 +140,7 @@ static bool has_shape(const lsi_st_tensor *t, const lsi_param_shape *shape) {
            memcmp(t->dims, shape->dims, (size_t)t->n_dims * sizeof *t->dims) == 0;
 }
 
-static ls_status load_param(const loading *l, int i, const lsi_st_tensor *t) {
+static ls_status check_tensor(const loading *l, int i, const lsi_st_tensor *t) {
     const lsi_param_shape *shape = &l->model->shapes[i];
     const char *path = lsi_weights_file_of(l->weights, t);
     char name[LSI_ST_SHOWN_BYTES];
@@ -145,19 +151,17 @@ static ls_status load_param(const loading *l, int i, const lsi_st_tensor *t) {
                         lsi_st_shape_text(shape->n_dims, shape->dims, expected),
                         lsi_st_shape_text(t->n_dims, t->dims, found));
     }
-    return lsi_context(lsi_st_to_float(t->dtype, t->data, l->model->params[i].count,
-                                       lsi_model_values(l->model, i)),
-                       "%s: tensor '%s'", path, name);
+    /* of no elements: whether the type can be converted */
+    return lsi_context(lsi_st_to_float(t->dtype, t->data, 0, NULL), "%s: tensor '%s'", path, name);
 }
 
-static ls_status load_params(const loading *l) {
+static ls_status find_tensors(const loading *l, const lsi_st_tensor **tensors) {
     int n_missing = 0;
     const char *missing = NULL;
     for (int i = 0; i < l->model->n_params; i++) {
-        const lsi_st_tensor *t;
-        LSI_TRY(find_tensor(l, l->model->params[i].name, &t));
-        if (t) {
-            LSI_TRY(load_param(l, i, t));
+        LSI_TRY(find_tensor(l, l->model->params[i].name, &tensors[i]));
+        if (tensors[i]) {
+            LSI_TRY(check_tensor(l, i, tensors[i]));
         } else if (n_missing++ == 0) {
             missing = l->model->params[i].name;
         }
@@ -265,41 +269,75 @@ static ls_status check_size(const lsi_weights *weights, const lsi_model_class *c
                     LSI_CONFIG_FILE, (long long)counted.n_elems, (long long)n_found - 1);
 }
 
-static ls_status load_weights(const lsi_weights *weights, const lsi_model_class *class,
-                              const lsi_model_config *config, lsi_model **model) {
-    LSI_TRY(check_size(weights, class, config));
-    lsi_model *created;
-    LSI_TRY(lsi_model_create(class, config, &created));
-    const loading l = {.weights = weights,
-                       .model = created,
-                       .prefix = class->file_prefix ? class->file_prefix : ""};
-    ls_status status = load_params(&l);
-    if (status == LS_OK) status = check_surplus(&l);
-    if (status == LS_OK)
-        *model = created;
-    else
-        lsi_model_destroy(created);
-    return status;
+static ls_status match(lsi_model_source *source, const lsi_model *model) {
+    const loading l = {.weights = source->weights,
+                       .model = model,
+                       .prefix = model->class->file_prefix ? model->class->file_prefix : ""};
+    source->tensors = lsi_calloc(LSI_MEM_OTHER, (size_t)model->n_params, sizeof *source->tensors);
+    LSI_TRY(lsi_check_alloc(source->tensors));
+    LSI_TRY(find_tensors(&l, source->tensors));
+    return check_surplus(&l);
 }
 
-static ls_status load_folder(const char *folder, const lsi_model_class *class,
-                             const lsi_model_config *config, lsi_model **model) {
-    lsi_weights *weights;
-    LSI_TRY(lsi_weights_open(folder, &weights));
-    ls_status status = load_weights(weights, class, config, model);
-    lsi_weights_close(weights);
-    return status;
+static ls_status open_folder(const char *folder, lsi_model **model, lsi_model_source *source,
+                             char **tokenizer) {
+    const lsi_model_class *class;
+    lsi_model_config config;
+    LSI_TRY(lsi_model_load_config(folder, &class, &config, tokenizer));
+    LSI_TRY(lsi_weights_open(folder, &source->weights));
+    LSI_TRY(check_size(source->weights, class, &config));
+    LSI_TRY(lsi_model_create_hollow(class, &config, model));
+    return match(source, *model);
+}
+
+ls_status lsi_model_open(const char *folder, lsi_model **model, lsi_model_source **source,
+                         char **tokenizer) {
+    lsi_model *created = NULL;
+    char *name = NULL;
+    lsi_model_source *opened = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *opened);
+    LSI_TRY(lsi_check_alloc(opened));
+    ls_status status = open_folder(folder, &created, opened, &name);
+    if (status == LS_OK) {
+        *model = created;
+        *source = opened;
+        *tokenizer = name;
+        return LS_OK;
+    }
+    lsi_model_destroy(created);
+    lsi_model_source_close(opened);
+    lsi_free(name);
+    return lsi_context(status, "loading the model");
+}
+
+void lsi_model_source_close(lsi_model_source *source) {
+    if (!source) return;
+    lsi_weights_close(source->weights);
+    lsi_free(source->tensors);
+    lsi_free(source);
+}
+
+/* ---- values ---- */
+
+ls_status lsi_model_source_fill(void *source, int i, int64_t begin, int64_t count, float *values) {
+    const lsi_st_tensor *t = ((const lsi_model_source *)source)->tensors[i];
+    const unsigned char *data = t->data;
+    return lsi_st_to_float(t->dtype, data + (size_t)begin * ls_dtype_bytes(t->dtype), count,
+                           values);
 }
 
 ls_status lsi_model_load(const char *folder, lsi_model **model, char **tokenizer) {
-    const lsi_model_class *class;
-    lsi_model_config config;
-    char *name = NULL;
-    ls_status status = lsi_model_load_config(folder, &class, &config, &name);
-    if (status == LS_OK) status = load_folder(folder, class, &config, model);
-    if (status == LS_OK)
+    lsi_model *created;
+    lsi_model_source *source;
+    char *name;
+    LSI_TRY(lsi_model_open(folder, &created, &source, &name));
+    ls_status status = lsi_model_make_whole(created, lsi_model_source_fill, source);
+    lsi_model_source_close(source);
+    if (status == LS_OK) {
+        *model = created;
         *tokenizer = name;
-    else
-        lsi_free(name);
+        return LS_OK;
+    }
+    lsi_model_destroy(created);
+    lsi_free(name);
     return lsi_context(status, "loading the model");
 }

@@ -10,7 +10,8 @@
  * model or is refused with the name of a file, but for this: an old model of the same sizes can be
  * left with the new config.json. The index is last, so a folder with an index has all its shards.
  *
- * Tensors go into shards in the order of the parameters, each shard taking what fits. */
+ * Tensors go into shards in the order of the parameters, each shard taking what fits. Values are
+ * asked for when they are written: shard by shard, by name within a shard. */
 #include "checkpoint/model_folder.h"
 
 #include <dirent.h>
@@ -33,6 +34,8 @@ typedef struct saving {
     const lsi_model_save_opts *opts;
     const char *folder;
     ls_dtype dtype;
+    lsi_model_get_fn get;
+    void *context;          /* of get */
     lsi_st_tensor *tensors; /* one a parameter */
     int *shard_of;          /* the same */
     char *names;            /* of tensors, one after the other */
@@ -63,7 +66,6 @@ static void describe(saving *s) {
         *t = (lsi_st_tensor){.name = name,
                              .dtype = s->dtype,
                              .n_dims = shape->n_dims,
-                             .data = lsi_model_values(s->model, i),
                              .bytes = (size_t)param->count * ls_dtype_bytes(s->dtype),
                              .data_dtype = LS_DTYPE_F32};
         memcpy(t->dims, shape->dims, (size_t)shape->n_dims * sizeof *t->dims);
@@ -135,26 +137,46 @@ static ls_status begin_config(saving *s) {
     return begin_json(s, LSI_CONFIG_FILE, NULL);
 }
 
-/* The tensors of a shard stand side by side, because shards are dealt in order. */
+static ls_status get_values(void *context, const lsi_st_tensor *tensor, const void **data) {
+    const saving *s = context;
+    const float *values;
+    LSI_TRY(s->get(s->context, (int)(tensor - s->tensors), &values));
+    *data = values;
+    return LS_OK;
+}
+
 static ls_status begin_shard(saving *s, int shard, int first, int end) {
     /* transformers refuses files that do not say which framework's layout they have. */
     static const char *const metadata[] = {"format", "pt", NULL};
     char name[SHARD_NAME_BYTES], *path;
     name_shard(s, shard, name);
     LSI_TRY(lsi_path_join(s->folder, name, &path));
-    ls_status status =
-        lsi_st_begin(path, s->tensors + first, end - first, metadata, &s->writers[s->n_writers]);
+    ls_status status = lsi_st_begin(path, s->tensors + first, end - first, metadata, get_values, s,
+                                    &s->writers[s->n_writers]);
     if (status == LS_OK) s->n_writers++;
     lsi_free(path);
     return status;
 }
 
-static ls_status begin_shards(saving *s) {
+/* The same calls of get, as lsi_st_begin makes them. */
+static ls_status walk_shard(saving *s, int shard, int first, int end) {
+    (void)shard;
+    const char *last = NULL;
+    for (int i; (i = lsi_model_next_by_name(s->model, first, end, last)) >= 0;) {
+        const float *values;
+        LSI_TRY(s->get(s->context, i, &values));
+        last = s->model->params[i].name;
+    }
+    return LS_OK;
+}
+
+/* The tensors of a shard stand side by side, because shards are dealt in order. */
+static ls_status each_shard(saving *s, ls_status (*act)(saving *s, int shard, int first, int end)) {
     int first = 0;
     for (int shard = 0; shard < s->n_shards; shard++) {
         int end = first;
         while (end < s->model->n_params && s->shard_of[end] == shard) end++;
-        LSI_TRY(begin_shard(s, shard, first, end));
+        LSI_TRY(act(s, shard, first, end));
         first = end;
     }
     return LS_OK;
@@ -178,7 +200,7 @@ static json_t *make_index(const saving *s) {
 
 static ls_status begin_all(saving *s) {
     LSI_TRY(begin_config(s));
-    LSI_TRY(begin_shards(s));
+    LSI_TRY(each_shard(s, begin_shard));
     return s->n_shards == 1 ? LS_OK : begin_json(s, LSI_INDEX_FILE, make_index(s));
 }
 
@@ -221,16 +243,6 @@ static ls_status remove_stale(const saving *s) {
     return status;
 }
 
-static ls_status save(saving *s) {
-    LSI_TRY(prepare(s));
-    LSI_TRY(begin_all(s));
-    if (s->n_shards > 1) LSI_TRY(remove_file(s->folder, LSI_INDEX_FILE));
-    LSI_TRY(commit_all(s));
-    /* One file counts before an index, so until now the old index did no harm. */
-    if (s->n_shards == 1) LSI_TRY(remove_file(s->folder, LSI_INDEX_FILE));
-    return remove_stale(s);
-}
-
 static ls_status check_opts(const lsi_model_save_opts *opts) {
     if (opts->dtype && opts->dtype != LS_DTYPE_F32 && opts->dtype != LS_DTYPE_BF16)
         return lsi_fail(LS_ERR_ARGUMENT, "dtype %s, expected F32 or BF16",
@@ -241,21 +253,49 @@ static ls_status check_opts(const lsi_model_save_opts *opts) {
     return LS_OK;
 }
 
+static ls_status save(saving *s) {
+    LSI_TRY(lsi_folder_make(s->folder));
+    LSI_TRY(prepare(s));
+    LSI_TRY(begin_all(s));
+    if (s->n_shards > 1) LSI_TRY(remove_file(s->folder, LSI_INDEX_FILE));
+    LSI_TRY(commit_all(s));
+    /* One file counts before an index, so until now the old index did no harm. */
+    if (s->n_shards == 1) LSI_TRY(remove_file(s->folder, LSI_INDEX_FILE));
+    return remove_stale(s);
+}
+
+static ls_status walk(saving *s) {
+    LSI_TRY(prepare(s));
+    return each_shard(s, walk_shard);
+}
+
+static ls_status run(saving *s, ls_status (*act)(saving *s)) {
+    static const lsi_model_save_opts defaults = {0};
+    if (!s->opts) s->opts = &defaults;
+    s->dtype = s->opts->dtype ? s->opts->dtype : LS_DTYPE_F32;
+    ls_status status = check_opts(s->opts);
+    if (status == LS_OK) status = act(s);
+    for (int i = s->n_committed; i < s->n_writers; i++) lsi_file_cancel(s->writers[i]);
+    lsi_free(s->writers);
+    lsi_free(s->names);
+    lsi_free(s->shard_of);
+    lsi_free(s->tensors);
+    return lsi_context(status, "saving the model");
+}
+
+ls_status lsi_model_save_from(const lsi_model *model, const lsi_model_save_opts *opts,
+                              const char *folder, lsi_model_get_fn get, void *context) {
+    saving s = {.model = model, .opts = opts, .folder = folder, .get = get, .context = context};
+    return run(&s, save);
+}
+
+ls_status lsi_model_walk(const lsi_model *model, const lsi_model_save_opts *opts,
+                         lsi_model_get_fn get, void *context) {
+    saving s = {.model = model, .opts = opts, .get = get, .context = context};
+    return run(&s, walk);
+}
+
 ls_status lsi_model_save(const lsi_model *model, const lsi_model_save_opts *opts,
                          const char *folder) {
-    static const lsi_model_save_opts defaults = {0};
-    if (!opts) opts = &defaults;
-    saving s = {.model = model,
-                .opts = opts,
-                .folder = folder,
-                .dtype = opts->dtype ? opts->dtype : LS_DTYPE_F32};
-    ls_status status = check_opts(opts);
-    if (status == LS_OK) status = lsi_folder_make(folder);
-    if (status == LS_OK) status = save(&s);
-    for (int i = s.n_committed; i < s.n_writers; i++) lsi_file_cancel(s.writers[i]);
-    lsi_free(s.writers);
-    lsi_free(s.names);
-    lsi_free(s.shard_of);
-    lsi_free(s.tensors);
-    return lsi_context(status, "saving the model");
+    return lsi_model_save_from(model, opts, folder, lsi_model_get_own, (void *)model);
 }

@@ -34,9 +34,15 @@ typedef struct lsi_st_tensor {
  * byte of data is aligned to 8. metadata: pairs of name and value, NULL ends; may be NULL. */
 LS_CHECKED ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
                                   const char *const *metadata);
-/* All of it but the last step: the file gets its name with lsi_file_commit(*writer). */
+/* Where the numbers of one of the tensors are, of type data_dtype, or dtype if that is 0; valid
+ * until the next call. */
+typedef ls_status (*lsi_st_get_fn)(void *context, const lsi_st_tensor *tensor, const void **data);
+/* All of it but the last step: the file gets its name with lsi_file_commit(*writer). get is called
+ * once for each tensor, in name order, so that one at a time need be in memory; their `data` is not
+ * looked at. A failure of get is handed through, and leaves no file. */
 LS_CHECKED ls_status lsi_st_begin(const char *path, const lsi_st_tensor *tensors, int n_tensors,
-                                  const char *const *metadata, lsi_file_writer **writer);
+                                  const char *const *metadata, lsi_st_get_fn get, void *context,
+                                  lsi_file_writer **writer);
 
 typedef struct lsi_st_file lsi_st_file;
 /* Maps the file. Its tensors are valid until lsi_st_close; who shortens the file in place meanwhile

@@ -48,10 +48,10 @@ static ls_status check_tensor(const char *path, const lsi_st_tensor *t) {
     if (!lsi_st_shape_bytes(t, &expected))
         return lsi_fail(LS_ERR_ARGUMENT, "%s: tensor '%s': shape %s is negative or too large", path,
                         name, shape);
-    if (expected != t->bytes || (expected > 0 && !t->data))
+    if (expected != t->bytes)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "%s: tensor '%s': shape %s of %s needs %zu bytes, %zu handed in", path,
-                        name, shape, ls_dtype_name(t->dtype), expected, t->data ? t->bytes : 0);
+                        name, shape, ls_dtype_name(t->dtype), expected, t->bytes);
     return LS_OK;
 }
 
@@ -173,51 +173,75 @@ static ls_status write_rounded(lsi_file_writer *writer, const float *values, siz
     return LS_OK;
 }
 
-static ls_status write_parts(lsi_file_writer *writer, const unsigned char *frame,
-                             size_t frame_bytes, const lsi_st_tensor **tensors, int n_tensors) {
-    LSI_TRY(lsi_file_write(writer, frame, frame_bytes));
+static ls_status write_tensor(lsi_file_writer *writer, const lsi_st_tensor *t, const void *data) {
+    if (is_rounded(t)) return write_rounded(writer, data, t->bytes / sizeof(uint16_t));
+    return t->bytes > 0 ? lsi_file_write(writer, data, t->bytes) : LS_OK;
+}
+
+static ls_status write_tensors(lsi_file_writer *writer, const lsi_st_tensor **tensors,
+                               int n_tensors, lsi_st_get_fn get, void *context) {
     for (int i = 0; i < n_tensors; i++) {
-        const lsi_st_tensor *t = tensors[i];
-        if (is_rounded(t))
-            LSI_TRY(write_rounded(writer, t->data, t->bytes / sizeof(uint16_t)));
-        else if (t->bytes > 0)
-            LSI_TRY(lsi_file_write(writer, t->data, t->bytes));
+        const void *data = NULL;
+        LSI_TRY(get(context, tensors[i], &data));
+        LSI_TRY(write_tensor(writer, tensors[i], data));
     }
     return LS_OK;
 }
 
-static ls_status write_file(const char *path, const unsigned char *frame, size_t frame_bytes,
-                            const lsi_st_tensor **tensors, int n_tensors,
-                            lsi_file_writer **writer) {
+static ls_status begin_file(const char *path, const lsi_st_tensor **tensors, int n_tensors,
+                            const char *const *metadata, lsi_file_writer **writer) {
+    unsigned char *frame = NULL;
+    size_t frame_bytes = 0;
     lsi_file_writer *begun;
-    LSI_TRY(lsi_file_begin(path, &begun));
-    ls_status status = write_parts(begun, frame, frame_bytes, tensors, n_tensors);
-    if (status == LS_OK)
-        *writer = begun;
-    else
-        lsi_file_cancel(begun);
+    LSI_TRY(make_header(path, tensors, n_tensors, metadata, &frame, &frame_bytes));
+    ls_status status = lsi_file_begin(path, &begun);
+    if (status == LS_OK) {
+        status = lsi_file_write(begun, frame, frame_bytes);
+        if (status == LS_OK)
+            *writer = begun;
+        else
+            lsi_file_cancel(begun);
+    }
+    lsi_free(frame);
     return status;
 }
 
 ls_status lsi_st_begin(const char *path, const lsi_st_tensor *tensors, int n_tensors,
-                       const char *const *metadata, lsi_file_writer **writer) {
+                       const char *const *metadata, lsi_st_get_fn get, void *context,
+                       lsi_file_writer **writer) {
     if (n_tensors < 0) return lsi_fail(LS_ERR_ARGUMENT, "%s: %d tensors", path, n_tensors);
     const lsi_st_tensor **sorted = NULL;
+    lsi_file_writer *begun = NULL;
     LSI_TRY(sort_tensors(path, tensors, n_tensors, &sorted));
-    unsigned char *frame = NULL;
-    size_t frame_bytes = 0;
-    ls_status status = make_header(path, sorted, n_tensors, metadata, &frame, &frame_bytes);
-    if (status == LS_OK) {
-        status = write_file(path, frame, frame_bytes, sorted, n_tensors, writer);
-        lsi_free(frame);
-    }
+    ls_status status = begin_file(path, sorted, n_tensors, metadata, &begun);
+    if (status == LS_OK) status = write_tensors(begun, sorted, n_tensors, get, context);
+    if (status == LS_OK)
+        *writer = begun;
+    else
+        lsi_file_cancel(begun);
     lsi_free(sorted);
     return status;
+}
+
+/* ---- numbers that are in memory ---- */
+
+static ls_status get_data(void *context, const lsi_st_tensor *t, const void **data) {
+    (void)context;
+    *data = t->data;
+    return LS_OK;
+}
+
+static ls_status check_data(const char *path, const lsi_st_tensor *t) {
+    char name[LSI_ST_SHOWN_BYTES];
+    if (t->data || t->bytes == 0) return LS_OK;
+    return lsi_fail(LS_ERR_ARGUMENT, "%s: tensor '%s' has no data", path,
+                    lsi_st_shown(t->name ? t->name : "NULL", name));
 }
 
 ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
                        const char *const *metadata) {
     lsi_file_writer *writer;
-    LSI_TRY(lsi_st_begin(path, tensors, n_tensors, metadata, &writer));
+    for (int i = 0; i < n_tensors; i++) LSI_TRY(check_data(path, &tensors[i]));
+    LSI_TRY(lsi_st_begin(path, tensors, n_tensors, metadata, get_data, NULL, &writer));
     return lsi_file_commit(writer);
 }

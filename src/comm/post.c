@@ -120,6 +120,11 @@ static ls_status check_buffers(const ls_work *work) {
                         lsi_call_kind_name(work->call->kind), size);
     if (!overlap(work->input, in, work->output, out)) return LS_OK;
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
+    if (shape->many_in && shape->many_out && work->displs)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "%s: input and output overlap; expected: apart, since with counts of ranks "
+                        "it is never in place",
+                        lsi_call_kind_name(work->call->kind));
     bool same = shape->many_in == shape->many_out;
     size_t own = same ? 0 : (size_t)lsi_part_begin(work, work->group->rank) * size;
     if (input + (shape->many_in ? own : 0) == output + (shape->many_out ? own : 0)) return LS_OK;
@@ -398,6 +403,13 @@ ls_status ls_scatter(ls_group *group, const void *input, void *output, int64_t c
 ls_status ls_all_to_all(ls_group *group, const void *input, void *output, int64_t count,
                         ls_dtype dtype, ls_work **work) {
     return post(group, LSI_CALL_ALL_TO_ALL, input, output, count, dtype, NO_OP, 1, NO_ROOT, NULL,
+                work);
+}
+
+ls_status ls_all_to_all_v(ls_group *group, const void *input, void *output, const int64_t *counts,
+                          ls_dtype dtype, ls_work **work) {
+    LSI_TRY(need_counts(group, LSI_CALL_ALL_TO_ALL, counts));
+    return post(group, LSI_CALL_ALL_TO_ALL, input, output, 0, dtype, NO_OP, 1, NO_ROOT, counts,
                 work);
 }
 

@@ -87,8 +87,7 @@ static bool can_publish(ls_group *group, const ls_work *work) {
 }
 
 static uint64_t offset_of(const ls_work *work, const void *buffer, int64_t n_elems) {
-    if (work->call->kind == LSI_CALL_ALL_TO_ALL && work->input == work->output)
-        return LSI_NOT_SHARED; /* peers would read what is overwritten */
+    if (lsi_swaps_in_place(work)) return LSI_NOT_SHARED; /* peers would read what is overwritten */
     return lsi_region_offset(work->group->region, buffer, (size_t)n_elems * lsi_elem_bytes(work));
 }
 

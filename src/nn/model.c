@@ -2,7 +2,8 @@
  *
  * build() of a class runs twice over lsi_model_add_param. The first pass (params == NULL) counts
  * parameters, elements and bytes of names; then everything is allocated; the second pass places. So
- * there is one list of parameters per model, written once, and one block of memory:
+ * there is one list of parameters per model, written once, and one block of memory, which a hollow
+ * model does without:
  *
  *     data   | param 0 ……… pad | param 1 … pad | …      each starts at a 64-byte border
  *
@@ -10,7 +11,8 @@
  * unique, n_elems is the sum of the counts, and the order is that of build().
  *
  * Initial values of parameter i come from the random stream (seed, init, i), element by element, so
- * they depend on neither machine nor rank nor on what else is initialised. */
+ * they depend on neither machine nor rank nor on what else is initialised, and any range of them
+ * can be made alone. */
 #include "nn/model.h"
 
 #include <stdio.h>
@@ -74,8 +76,7 @@ static ls_status add_padded(const char *name, int64_t count, int64_t *total) {
 }
 
 /* shapes[n_params] is there already. */
-static void place_param(lsi_model *model, const char *name, int64_t count, int64_t offset,
-                        uint32_t flags) {
+static void place_param(lsi_model *model, const char *name, int64_t count, uint32_t flags) {
     const lsi_param_shape *shape = &model->shapes[model->n_params];
     ls_param *param = &model->params[model->n_params];
     char *kept = model->names + model->n_name_bytes;
@@ -85,7 +86,6 @@ static void place_param(lsi_model *model, const char *name, int64_t count, int64
         .count = count,
         .dtype = LS_DTYPE_F32,
         .flags = flags,
-        .data = model->data + offset,
         .n_dims = shape->n_dims,
     };
     memcpy(param->shape, shape->dims, (size_t)shape->n_dims * sizeof *shape->dims);
@@ -102,7 +102,7 @@ ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims, co
         memcpy(shape->dims, dims, (size_t)n_dims * sizeof *dims);
         model->inits[model->n_params] = (lsi_param_init){init, std};
         model->offsets[model->n_params] = offset;
-        place_param(model, name, count, offset, flags);
+        place_param(model, name, count, flags);
     }
     model->n_params++;
     model->n_elems += count;
@@ -116,9 +116,6 @@ static ls_status allocate(lsi_model *model) {
     LSI_TRY(lsi_check_alloc(model->shapes = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->shapes)));
     LSI_TRY(lsi_check_alloc(model->inits = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->inits)));
     LSI_TRY(lsi_check_alloc(model->offsets = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->offsets)));
-    /* zeroed, so that padding has a value: files and hashes of the block are the same every time */
-    LSI_TRY(lsi_check_alloc(
-        model->data = lsi_calloc(LSI_MEM_PARAMS, (size_t)model->n_data_elems, sizeof(float))));
     return lsi_check_alloc(model->params = lsi_calloc(LSI_MEM_OTHER, n, sizeof *model->params));
 }
 
@@ -131,14 +128,36 @@ static ls_status build(lsi_model *model) {
     return model->class->build(model);
 }
 
-ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config *config,
-                           lsi_model **model) {
+ls_status lsi_model_create_hollow(const lsi_model_class *class, const lsi_model_config *config,
+                                  lsi_model **model) {
     LSI_TRY(class->check(config));
     lsi_model *made = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *made);
     LSI_TRY(lsi_check_alloc(made));
     made->class = class;
     made->config = *config;
     ls_status status = build(made);
+    if (status != LS_OK) {
+        lsi_model_destroy(made);
+        return lsi_context(status, "model %s", class->name);
+    }
+    *model = made;
+    return LS_OK;
+}
+
+/* Zeroed, so that padding has a value: files and hashes of the block are the same every time. */
+static ls_status give_memory(lsi_model *model) {
+    model->data = lsi_calloc(LSI_MEM_PARAMS, (size_t)model->n_data_elems, sizeof(float));
+    LSI_TRY(lsi_check_alloc(model->data));
+    for (int i = 0; i < model->n_params; i++)
+        model->params[i].data = model->data + model->offsets[i];
+    return LS_OK;
+}
+
+ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config *config,
+                           lsi_model **model) {
+    lsi_model *made;
+    LSI_TRY(lsi_model_create_hollow(class, config, &made));
+    ls_status status = give_memory(made);
     if (status != LS_OK) {
         lsi_model_destroy(made);
         return lsi_context(status, "model %s", class->name);
@@ -173,24 +192,49 @@ void lsi_model_destroy(lsi_model *model) {
     lsi_free(model);
 }
 
-/* ---- initial values ---- */
+/* ---- values ---- */
 
-static void fill(float *values, int64_t count, float value) {
+static void set_all(float *values, int64_t count, float value) {
     for (int64_t i = 0; i < count; i++) values[i] = value;
 }
 
-void lsi_model_init(lsi_model *model, uint64_t seed) {
-    for (int i = 0; i < model->n_params; i++) {
-        ls_param *param = &model->params[i];
-        lsi_rng_stream stream = lsi_rng_open(seed, LSI_RNG_INIT, (uint32_t)i, 0);
-        switch (model->inits[i].kind) {
-        case LSI_INIT_ZERO: fill(param->data, param->count, 0.0f); break;
-        case LSI_INIT_ONE: fill(param->data, param->count, 1.0f); break;
-        case LSI_INIT_NORMAL:
-            lsi_rng_normal(&stream, (float)model->inits[i].std, param->data, param->count);
-            break;
-        }
+ls_status lsi_initial_values_fill(void *initial, int i, int64_t begin, int64_t count,
+                                  float *values) {
+    const lsi_initial_values *from = initial;
+    const lsi_param_init *init = &from->model->inits[i];
+    lsi_rng_stream stream = lsi_rng_open(from->seed, LSI_RNG_INIT, (uint32_t)i, 0);
+    switch (init->kind) {
+    case LSI_INIT_ZERO: set_all(values, count, 0.0f); break;
+    case LSI_INIT_ONE: set_all(values, count, 1.0f); break;
+    case LSI_INIT_NORMAL: lsi_rng_normal_at(&stream, (float)init->std, begin, values, count); break;
     }
+    return LS_OK;
+}
+
+static ls_status fill_all(lsi_model *model, lsi_model_fill_fn fill, void *context) {
+    for (int i = 0; i < model->n_params; i++)
+        LSI_TRY(fill(context, i, 0, model->params[i].count, model->params[i].data));
+    return LS_OK;
+}
+
+void lsi_model_init(lsi_model *model, uint64_t seed) {
+    lsi_initial_values initial = {model, seed};
+    (void)!fill_all(model, lsi_initial_values_fill, &initial); /* never fails */
+}
+
+ls_status lsi_model_make_whole(lsi_model *model, lsi_model_fill_fn fill, void *context) {
+    LSI_TRY(give_memory(model));
+    ls_status status = fill_all(model, fill, context);
+    if (status == LS_OK) return LS_OK;
+    free_values(model);
+    for (int i = 0; i < model->n_params; i++) model->params[i].data = NULL;
+    return status;
+}
+
+bool lsi_model_can_be_hollow(const lsi_model *model) {
+    for (int i = 0; i < model->n_params; i++)
+        if (model->params[i].flags & LS_PARAM_FROZEN) return false;
+    return true;
 }
 
 /* ---- use ---- */
@@ -198,39 +242,35 @@ void lsi_model_init(lsi_model *model, uint64_t seed) {
 float *lsi_model_values(const lsi_model *model, int i) {
     const ls_param *param = &model->params[i];
     if (param->dtype == LS_DTYPE_F32) return param->data;
-    return model->data + model->offsets[i];
+    return model->data ? model->data + model->offsets[i] : NULL;
 }
 
 void lsi_model_release(lsi_model *model) {
-    for (int i = 0; i < model->n_params; i++)
-        if (model->params[i].flags & LS_PARAM_FROZEN) return;
-    free_values(model);
-}
-
-ls_status lsi_model_make_room(lsi_model *model) {
-    if (model->data) return LS_OK;
-    model->data = lsi_alloc(LSI_MEM_PARAMS, (size_t)data_bytes(model));
-    return lsi_check_alloc(model->data);
+    if (lsi_model_can_be_hollow(model)) free_values(model);
 }
 
 static bool stays_wide(const lsi_model *model, int i) {
     return model->params[i].flags & LS_PARAM_FROZEN && model->shapes[i].n_dims == 1;
 }
 
-ls_status lsi_model_narrow(lsi_model *model) {
+static ls_status copy_narrow(lsi_model *model) {
     size_t n = (size_t)model->n_data_elems;
-    uint16_t *narrow = lsi_alloc(LSI_MEM_PARAMS, n * sizeof *narrow);
-    LSI_TRY(lsi_check_alloc(narrow));
-    for (size_t i = 0; i < n; i++) narrow[i] = lsi_f32_to_bf16(model->data[i]);
+    model->narrow = lsi_alloc(LSI_MEM_PARAMS, n * sizeof *model->narrow);
+    LSI_TRY(lsi_check_alloc(model->narrow));
+    for (size_t i = 0; i < n; i++) model->narrow[i] = lsi_f32_to_bf16(model->data[i]);
+    lsi_mem_note(LSI_MEM_PARAMS, -data_bytes(model));
+    lsi_mem_note(LSI_MEM_OPTIMIZER, data_bytes(model));
+    return LS_OK;
+}
+
+ls_status lsi_model_narrow(lsi_model *model) {
+    if (model->data) LSI_TRY(copy_narrow(model));
     for (int i = 0; i < model->n_params; i++) {
         ls_param *param = &model->params[i];
         if (stays_wide(model, i)) continue;
-        param->data = narrow + model->offsets[i];
         param->dtype = LS_DTYPE_BF16;
+        param->data = model->narrow ? model->narrow + model->offsets[i] : NULL;
     }
-    model->narrow = narrow;
-    lsi_mem_note(LSI_MEM_PARAMS, -data_bytes(model));
-    lsi_mem_note(LSI_MEM_OPTIMIZER, data_bytes(model));
     return LS_OK;
 }
 

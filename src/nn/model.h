@@ -47,6 +47,9 @@ typedef struct lsi_unit_cost {
     int64_t activation_bytes; /* that stay from forward until the unit's backward */
 } lsi_unit_cost;
 
+/* See nn/units.h. */
+typedef struct lsi_use_list lsi_use_list;
+
 typedef struct lsi_model_class {
     const char *name; /* "gpt2" */
     const char *help;
@@ -66,6 +69,8 @@ typedef struct lsi_model_class {
     int (*n_units)(const lsi_model_config *config);
     void (*describe)(const lsi_model *model, int64_t n_batch, int64_t n_time, ls_dtype dtype,
                      lsi_unit_cost *units);
+    /* Lists with lsi_use, in ascending order, which parameters each unit makes leaves of. */
+    void (*uses)(const lsi_model *model, lsi_use_list *list);
     /* What an option of `lockstep train` means that is left at 0; 0 here too: as train says. */
     lsi_model_config usual;
     /* config.json as Hugging Face writes it (for classes it does not know, in its manner), and
@@ -94,10 +99,12 @@ struct lsi_model {
     lsi_model_config config;
     int n_params;
     int64_t n_stats;         /* see lsi_batch.stats; set by build() */
-    ls_param *params;        /* n_params; params[i].data points into one block */
+    ls_param *params;        /* n_params; params[i].data points into one block, or is NULL while
+                                the model is hollow */
     lsi_param_shape *shapes; /* n_params */
     lsi_param_init *inits;   /* n_params */
-    /* All parameters, each aligned to 64 bytes, LSI_MEM_PARAMS; NULL after lsi_model_release. */
+    /* All parameters, each aligned to 64 bytes, LSI_MEM_PARAMS; NULL of a hollow model and after
+     * lsi_model_release. */
     float *data;
     uint16_t *narrow; /* the same in bfloat16 after lsi_model_narrow, else NULL */
     int64_t *offsets; /* per parameter: elements before it in data and narrow */
@@ -116,23 +123,44 @@ LS_CHECKED ls_status lsi_model_class_find(const char *name, const lsi_model_clas
 /* Parameters allocated, not initialised; grad pointers NULL. */
 LS_CHECKED ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config *config,
                                       lsi_model **model);
+/* All of a model but its values: params[i].data are NULL until lsi_model_make_whole or a strategy
+ * that has memory of its own sets them. */
+LS_CHECKED ls_status lsi_model_create_hollow(const lsi_model_class *class,
+                                             const lsi_model_config *config, lsi_model **model);
 void lsi_model_destroy(lsi_model *model);
+
+/* Where values come from: writes elements [begin, begin + count) of parameter i, the same ones in
+ * whatever pieces they are asked for. As ls_fill_fn of strategies. */
+typedef ls_status (*lsi_model_fill_fn)(void *context, int i, int64_t begin, int64_t count,
+                                       float *values);
 /* GPT-2's standard initialisation from the seed alone: normal 0.02, residual projections
  * 0.02 / sqrt(2 n_layer), biases 0, norms 1 and 0. The same bits on every rank and machine. */
+typedef struct lsi_initial_values {
+    const lsi_model *model;
+    uint64_t seed;
+} lsi_initial_values;
+/* lsi_model_fill_fn with an lsi_initial_values; never fails. */
+LS_CHECKED ls_status lsi_initial_values_fill(void *initial, int i, int64_t begin, int64_t count,
+                                             float *values);
+/* All of them, into a model that is not hollow. */
 void lsi_model_init(lsi_model *model, uint64_t seed);
-/* The float32 values of parameter i: its master where the model computes in a narrower type. */
+/* Gives a hollow model its memory and all its values; a failure leaves it hollow. */
+LS_CHECKED ls_status lsi_model_make_whole(lsi_model *model, lsi_model_fill_fn fill, void *context);
+/* Whether a model can stay hollow until a strategy moves its parameters: that moves those alone
+ * which are trained. */
+bool lsi_model_can_be_hollow(const lsi_model *model);
+
+/* The float32 values of parameter i: its master where the model computes in a narrower type. NULL:
+ * they are not here (hollow, or released). */
 float *lsi_model_values(const lsi_model *model, int i);
 /* From float32 to bfloat16 for computing: params[i].data become rounded copies, and the float32
  * values stay as masters, which the optimizer keeps up to date (and memory accounts as its own).
  * Frozen parameters of one dim (running statistics of norms) stay float32. Once, after values are
- * there; a failure leaves the model as it was. */
+ * there; a failure leaves the model as it was. Of a hollow model: the types alone. */
 LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);
 /* After a strategy has moved all parameters that are trained into memory of its own: frees what
  * they were in. Does nothing where some are frozen, since these are still there. */
 void lsi_model_release(lsi_model *model);
-/* Makes room for float32 values again, undefined ones, of a model in bfloat16 that was released:
- * lsi_model_values says where each belongs. */
-LS_CHECKED ls_status lsi_model_make_room(lsi_model *model);
 /* Leaf of parameter i on the tape. */
 lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i);
 /* Index of a parameter by name, -1 if absent. */

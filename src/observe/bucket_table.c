@@ -5,10 +5,14 @@
  *          1   24.7 MiB  f32       41     8.0     8.0    13.0     5.0     2.0  h.3.mlp.weight
  *      total   25.7 MiB           44                             8.0     5.0  62.5 % hidden
  *
+ * Where parameters are gathered, a column says how often in the last step.
+ *
  * Flight is from posted to done and hidden is what of it lies before the end of the backward pass.
  * Buckets overlap, so the total counts time in which at least one is in flight, once: the sum of
  * the rows would hide more than there is to hide. */
 #include "observe/bucket_table.h"
+
+#include <stdbool.h>
 
 #include "observe/observe.h"
 
@@ -39,7 +43,14 @@ static void print_size(FILE *out, int64_t bytes) {
     fprintf(out, "  %10s", lsi_format_bytes((double)bytes, size, sizeof size));
 }
 
-static void print_row(FILE *out, const lsi_bucket_row *row, double backward_end_ms) {
+static bool has_gathers(const lsi_bucket_row *rows, int n_rows) {
+    for (int i = 0; i < n_rows; i++)
+        if (rows[i].n_gathers > 0) return true;
+    return false;
+}
+
+static void print_row(FILE *out, const lsi_bucket_row *row, double backward_end_ms,
+                      bool with_gathers) {
     fprintf(out, "%6d", row->index);
     print_size(out, row->bytes);
     fprintf(out, "  %-4s  %6d", row->dtype, row->n_params);
@@ -47,6 +58,7 @@ static void print_row(FILE *out, const lsi_bucket_row *row, double backward_end_
         fprintf(out, "  %7.1f %7.1f %7.1f %7.1f %7.1f", row->ready_ms, row->posted_ms, row->done_ms,
                 length(row->posted_ms, row->done_ms),
                 length(row->posted_ms, smaller(row->done_ms, backward_end_ms)));
+    if (with_gathers) fprintf(out, "  %7d", row->n_gathers);
     fprintf(out, "  %s\n", row->first_param);
 }
 
@@ -71,8 +83,10 @@ void lsi_bucket_print(const lsi_bucket_row *rows, int n_rows, double backward_en
     fprintf(out, "%6s  %10s  %-4s  %6s", "bucket", "size", "type", "params");
     if (backward_end_ms > 0)
         fprintf(out, "  %7s %7s %7s %7s %7s", "ready", "posted", "done", "flight", "hidden");
+    bool with_gathers = has_gathers(rows, n_rows);
+    if (with_gathers) fprintf(out, "  %7s", "gathers");
     fprintf(out, "  first parameter\n");
-    for (int i = 0; i < n_rows; i++) print_row(out, &rows[i], backward_end_ms);
+    for (int i = 0; i < n_rows; i++) print_row(out, &rows[i], backward_end_ms, with_gathers);
     print_total(out, rows, n_rows, backward_end_ms);
     if (backward_end_ms > 0)
         fprintf(out, "times in ms since the backward pass began, which took %.1f\n",

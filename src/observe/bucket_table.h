@@ -17,6 +17,7 @@ typedef struct lsi_bucket_row {
     double ready_ms;         /* the last gradient was ready */
     double posted_ms;        /* communication was asked for */
     double done_ms;          /* it was seen to be over */
+    int n_gathers;           /* of its parameters in the last step; 0: they are not gathered */
 } lsi_bucket_row;
 
 /* Buckets in flight together, summed up: time in which at least one was, and how much of it the

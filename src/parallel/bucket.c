@@ -31,15 +31,20 @@ static ls_status allocate(lsi_bucket_plan *plan, int n_params) {
     return LS_ERR_MEMORY;
 }
 
+/* How buckets are filled. */
+typedef struct filling {
+    int64_t cap_bytes, first_cap_bytes;
+    int first; /* buckets below it are of earlier groups */
+} filling;
+
 /* The bucket of this type that is open, or -1. */
-static int open_bucket(const lsi_bucket_plan *plan, ls_dtype value_dtype) {
-    for (int b = plan->n_buckets - 1; b >= 0; b--)
+static int open_bucket(const lsi_bucket_plan *plan, const filling *f, ls_dtype value_dtype) {
+    for (int b = plan->n_buckets - 1; b >= f->first; b--)
         if (plan->buckets[b].value_dtype == value_dtype) return b;
     return -1;
 }
 
-static ls_status put(lsi_bucket_plan *plan, const ls_param *param, int index, int64_t cap_bytes,
-                     int64_t first_cap_bytes) {
+static ls_status put(lsi_bucket_plan *plan, const filling *f, const ls_param *param, int index) {
     ls_dtype dtype = ls_grad_dtype(param->dtype);
     if (param->count > (MAX_BYTES - plan->total_bytes) / elem_bytes(dtype) - LINE_BYTES)
         return lsi_fail(LS_ERR_ARGUMENT,
@@ -47,9 +52,9 @@ static ls_status put(lsi_bucket_plan *plan, const ls_param *param, int index, in
                         "gradients can have",
                         param->name, (long long)param->count, (long long)MAX_BYTES);
     int64_t count = padded(param->count, dtype);
-    int at = open_bucket(plan, param->dtype);
+    int at = open_bucket(plan, f, param->dtype);
     const lsi_bucket *open = at >= 0 ? &plan->buckets[at] : NULL;
-    int64_t cap = at <= 0 ? first_cap_bytes : cap_bytes;
+    int64_t cap = at <= 0 ? f->first_cap_bytes : f->cap_bytes;
     if (!open || (open->n_params > 0 && (open->count + count) * elem_bytes(dtype) > cap)) {
         at = plan->n_buckets++;
         plan->buckets[at] = (lsi_bucket){.dtype = dtype, .value_dtype = param->dtype};
@@ -86,14 +91,17 @@ static void lay_out(lsi_bucket_plan *plan, const int *order) {
 }
 
 ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, const int *order,
-                                 int64_t cap_bytes, int64_t first_cap_bytes,
+                                 const int *group, int64_t cap_bytes, int64_t first_cap_bytes,
                                  lsi_bucket_plan *plan) {
+    filling f = {group ? INT64_MAX : cap_bytes, group ? INT64_MAX : first_cap_bytes, 0};
     LSI_TRY(allocate(plan, n_params));
-    for (int k = 0; k < n_params; k++) {
+    for (int k = 0, before = -1; k < n_params; k++) {
         int i = order ? order[k] : n_params - 1 - k;
         plan->bucket_of[i] = -1;
         if (params[i].flags & LS_PARAM_FROZEN) continue;
-        ls_status status = put(plan, &params[i], i, cap_bytes, first_cap_bytes);
+        if (group && before >= 0 && group[before] != group[i]) f.first = plan->n_buckets;
+        before = i;
+        ls_status status = put(plan, &f, &params[i], i);
         if (status == LS_OK) continue;
         lsi_bucket_plan_fini(plan);
         return status;

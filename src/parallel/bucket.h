@@ -3,7 +3,10 @@
  * Parameters are taken in a given order and put one behind the other, each on a cache line; a
  * bucket is closed when the next parameter would make it larger than its cap. A parameter larger
  * than the cap has a bucket to itself. Parameters of different types lie in different buckets,
- * which are numbered in the order in which they were begun. Frozen parameters have no place. */
+ * which are numbered in the order in which they were begun. Frozen parameters have no place.
+ *
+ * With groups (units.h) the parameters of a group share a bucket, whatever its size, and no others
+ * are in it. */
 #ifndef LSI_PARALLEL_BUCKET_H
 #define LSI_PARALLEL_BUCKET_H
 
@@ -34,10 +37,12 @@ typedef struct lsi_bucket_plan {
     int64_t total_value_bytes;
 } lsi_bucket_plan;
 
-/* order: all parameters in the order in which their gradients become ready; NULL: last to first. */
+/* order: all parameters in the order in which their gradients become ready; NULL: last to first.
+ * group: of each parameter; those of a group follow each other in the order, and caps do not count;
+ * NULL: there are none. */
 LS_CHECKED ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, const int *order,
-                                            int64_t cap_bytes, int64_t first_cap_bytes,
-                                            lsi_bucket_plan *plan);
+                                            const int *group, int64_t cap_bytes,
+                                            int64_t first_cap_bytes, lsi_bucket_plan *plan);
 void lsi_bucket_plan_fini(lsi_bucket_plan *plan);
 
 #endif

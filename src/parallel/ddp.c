@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "parallel/agree.h"
 #include "parallel/ddp_impl.h"
+#include "parallel/hybrid.h"
 #include "parallel/params.h"
 
 static const double MIB = 1024.0 * 1024.0, DEFAULT_CAP_MB = 25, DEFAULT_FIRST_MB = 1;
@@ -16,6 +17,45 @@ static ls_status check_size(const ls_ddp_opts *opts) {
     if (opts->struct_size == sizeof *opts) return LS_OK;
     return lsi_fail(LS_ERR_ARGUMENT, "ddp options: struct_size is %u, this library expects %zu",
                     opts->struct_size, sizeof *opts);
+}
+
+/* Options that mean something for some strategies only are refused with the others, not passed
+ * over. */
+static ls_status check_sharding(const ls_ddp_opts *o) {
+    bool is_sharded = o->strategy != LS_STRATEGY_DDP;
+    bool gathers = o->strategy == LS_STRATEGY_ZERO3 && o->replicas == LS_REPLICAS_PRIVATE;
+    bool has_copies = is_sharded && o->replicas == LS_REPLICAS_PRIVATE;
+    const char *sharded = "is for sharded strategies";
+    const char *private = "is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE";
+    const struct {
+        bool is_wrong;
+        const char *name, *why;
+    } rows[] = {
+        {o->shard_size != 0 && !is_sharded, "shard_size", sharded},
+        {o->shard_size < 0, "shard_size", "must be at least 0"},
+        {o->fill && !is_sharded, "fill", sharded},
+        {o->reduce_dtype != 0 && !is_sharded, "reduce_dtype",
+         "is for sharded strategies; take LS_HOOK_BF16"},
+        {o->reduce_dtype != 0 && o->reduce_dtype != LS_DTYPE_F32 &&
+             o->reduce_dtype != LS_DTYPE_BF16,
+         "reduce_dtype", "must be LS_DTYPE_F32 or LS_DTYPE_BF16"},
+        {o->offload != LS_OFFLOAD_NONE && !is_sharded, "offload", sharded},
+        {o->offload == LS_OFFLOAD_PARAMS && !gathers, "offload LS_OFFLOAD_PARAMS", private},
+        {o->offload != LS_OFFLOAD_NONE && !o->offload_dir, "offload", "needs offload_dir"},
+        {(o->uses || o->n_uses != 0) && !has_copies, "uses",
+         "is for sharded strategies with LS_REPLICAS_PRIVATE"},
+        {o->n_uses < 0 || (o->n_uses > 0 && !o->uses), "n_uses", "must be the length of uses"},
+        {o->prefetch != 0 && !gathers, "prefetch", private},
+        {o->reshard_after_forward != 0 && !gathers, "reshard_after_forward", private},
+        {o->reshard_after_forward < 0, "reshard_after_forward", "must be at least 0"},
+        {o->gather_limit_mb != 0 && !gathers, "gather_limit_mb", private},
+        {!(o->gather_limit_mb >= 0), "gather_limit_mb", "must be at least 0"},
+        {o->persist_below != 0 && !gathers, "persist_below", private},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].is_wrong)
+            return lsi_fail(LS_ERR_ARGUMENT, "ddp options: %s %s", rows[i].name, rows[i].why);
+    return LS_OK;
 }
 
 static ls_status check_opts(const ls_ddp_opts *opts) {
@@ -33,7 +73,8 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
                 {"join", opts->join, LS_JOIN_STOP},
                 {"nonfinite", opts->nonfinite, LS_NONFINITE_SKIP},
                 {"strategy", opts->strategy, LS_STRATEGY_ZERO3},
-                {"replicas", opts->replicas, LS_REPLICAS_PRIVATE}};
+                {"replicas", opts->replicas, LS_REPLICAS_PRIVATE},
+                {"offload", opts->offload, LS_OFFLOAD_PARAMS}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].value < 0 || rows[i].value > rows[i].largest)
             return lsi_fail(LS_ERR_ARGUMENT, "ddp options: %s is %d, expected 0 to %d",
@@ -44,10 +85,6 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         return lsi_fail(LS_ERR_UNSUPPORTED,
                         "ddp options: LS_AVERAGE_MEANS gives every rank a factor of its own, which "
                         "hooks do not know; take LS_AVERAGE_WEIGHTS");
-    if (opts->strategy == LS_STRATEGY_ZERO3 && opts->replicas == LS_REPLICAS_PRIVATE)
-        return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: LS_STRATEGY_ZERO3 keeps one copy of the parameters for the "
-                        "machine (LS_REPLICAS_SHARED); this version gathers no private ones");
     if (opts->strategy >= LS_STRATEGY_ZERO2 && opts->no_overlap)
         return lsi_fail(LS_ERR_UNSUPPORTED,
                         "ddp options: without overlap all buckets would have memory at once, which "
@@ -63,26 +100,34 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
             LS_ERR_UNSUPPORTED,
             "ddp options: static_graph learns from the first step, in which with join a "
             "rank may have no data; take find_unused_parameters");
-    if (opts->hook && opts->strategy != LS_STRATEGY_DDP)
+    bool has_blocks = opts->strategy <= LS_STRATEGY_ZERO1 && opts->shard_size == 0;
+    if (opts->hook && (!has_blocks || opts->reduce_dtype != 0))
         return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: hooks work with LS_STRATEGY_DDP only, strategy is %d",
+                        "ddp options: a hook leaves the average of a whole bucket on every rank, "
+                        "which LS_STRATEGY_DDP and ZERO1 without shard_size and reduce_dtype have "
+                        "room for; strategy is %d",
                         opts->strategy);
-    return lsi_check_params("buffer", opts->buffers, opts->n_buffers);
+    LSI_TRY(check_sharding(opts));
+    return lsi_check_params("buffer", opts->buffers, opts->n_buffers, false);
 }
 
 /* What must be the same on all ranks, as text. */
 static ls_status agree_on_options(ls_ddp *ddp) {
-    char text[512];
+    char text[768];
     const ls_ddp_opts *o = &ddp->opts;
     snprintf(
         text, sizeof text,
         "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
         "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
-        "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d",
+        "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d "
+        "shard_size %d uses %d prefetch %d reshard_after_forward %d gather_limit_mb %.10g "
+        "persist_below %lld offload %d reduce_dtype %d fill %d",
         o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
         !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
         !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
-        o->n_buffers, !!o->broadcast_buffers, o->masters != NULL);
+        o->n_buffers, !!o->broadcast_buffers, o->masters != NULL, o->shard_size, o->n_uses,
+        o->prefetch, o->reshard_after_forward, o->gather_limit_mb, (long long)o->persist_below,
+        o->offload, o->reduce_dtype, o->fill != NULL);
     return lsi_agree_text(ddp->group, "ddp options", text);
 }
 
@@ -92,7 +137,9 @@ ls_status lsi_ddp_plan(ls_ddp *ddp, const int *order, lsi_bucket_plan *plan) {
     double cap_mb = ddp->opts.bucket_cap_mb, first_mb = ddp->opts.first_bucket_mb;
     if (cap_mb == 0) cap_mb = DEFAULT_CAP_MB;
     if (first_mb == 0) first_mb = DEFAULT_FIRST_MB;
-    return lsi_bucket_plan_create(ddp->params, ddp->n_params, order, (int64_t)(cap_mb * MIB),
+    const int *group = lsi_ddp_gathers(ddp) ? ddp->units.plan.group : NULL;
+    if (group) order = ddp->units.plan.order;
+    return lsi_bucket_plan_create(ddp->params, ddp->n_params, order, group, (int64_t)(cap_mb * MIB),
                                   (int64_t)(first_mb * MIB), plan);
 }
 
@@ -159,26 +206,61 @@ static ls_status broadcast(ls_ddp *ddp, const char *what, ls_param *list, int n)
     return LS_OK;
 }
 
+/* Those that are filled are the same everywhere by themselves. */
+static ls_status broadcast_values(ls_ddp *ddp) {
+    for (int i = 0; i < ddp->n_params; i++)
+        if (!ddp->opts.fill || lsi_ddp_is_frozen(ddp, i))
+            LSI_TRY(broadcast(ddp, "parameter", &ddp->params[i], 1));
+    return LS_OK;
+}
+
 ls_status lsi_ddp_broadcast_buffers(ls_ddp *ddp) {
     return broadcast(ddp, "buffer", ddp->opts.buffers, ddp->opts.n_buffers);
 }
 
-static ls_status set_up(ls_ddp *ddp) {
+static ls_status split_group(ls_ddp *ddp) {
+    int size = ddp->opts.shard_size, n_ranks = ls_group_world_size(ddp->group);
+    ddp->shard_group = ddp->group;
+    if (size == 0 || size == n_ranks) return LS_OK;
+    if (size > n_ranks || n_ranks % size != 0)
+        return lsi_fail(LS_ERR_ARGUMENT, "ddp options: shard_size %d does not divide %d ranks",
+                        size, n_ranks);
+    ddp->shard_group = NULL;
+    return lsi_context(ls_group_mesh(ddp->group, size, &ddp->replicate_group, &ddp->shard_group),
+                       "ddp: groups of %d ranks", size);
+}
+
+void lsi_ddp_set_group_order(ls_ddp *ddp, const lsi_order *order) {
+    if (ddp->replicate_group && order->n_ranks > 0)
+        lsi_group_set_order(ddp->replicate_group, order);
+}
+
+/* Buckets, who owns what of them, and memory for gradients. */
+static ls_status set_up_buckets(ls_ddp *ddp) {
     lsi_bucket_plan plan;
-    LSI_TRY(agree_on_options(ddp));
-    LSI_TRY(lsi_agree_params(ddp->group, ddp->params, ddp->n_params));
-    LSI_TRY(lsi_agree_params(ddp->group, ddp->opts.buffers, ddp->opts.n_buffers));
+    if (lsi_ddp_gathers(ddp) || ddp->opts.uses) LSI_TRY(lsi_ddp_plan_units(ddp));
     LSI_TRY(lsi_ddp_plan(ddp, NULL, &plan));
     LSI_TRY(lsi_ddp_use_plan(ddp, &plan));
+    if (lsi_ddp_gathers(ddp)) LSI_TRY(lsi_unit_plan_use_buckets(&ddp->units.plan, &ddp->plan));
     LSI_TRY(lsi_ddp_plan_states(ddp));
     LSI_TRY(allocate(ddp));
     describe_buckets(ddp);
-    LSI_TRY(broadcast(ddp, "parameter", ddp->params, ddp->n_params));
+    return LS_OK;
+}
+
+static ls_status set_up(ls_ddp *ddp) {
+    LSI_TRY(agree_on_options(ddp));
+    LSI_TRY(lsi_agree_params(ddp->group, ddp->params, ddp->n_params));
+    LSI_TRY(lsi_agree_params(ddp->group, ddp->opts.buffers, ddp->opts.n_buffers));
+    LSI_TRY(split_group(ddp));
+    LSI_TRY(set_up_buckets(ddp));
+    LSI_TRY(broadcast_values(ddp));
     LSI_TRY(lsi_ddp_broadcast_buffers(ddp));
     LSI_TRY(lsi_ddp_shard_masters(ddp));
     if (lsi_ddp_is_sharded(ddp)) LSI_TRY(lsi_ddp_move_values(ddp));
     LSI_TRY(prepare_hook(ddp));
     lsi_ddp_place_gradients(ddp);
+    ddp->opts.uses = NULL; /* the caller's, and used up */
     return LS_OK;
 }
 
@@ -187,7 +269,7 @@ ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params, const l
     const ls_ddp_opts defaults = LS_DDP_OPTS_INIT;
     if (!opts) opts = &defaults;
     LSI_TRY(check_opts(opts));
-    LSI_TRY(lsi_check_params("parameter", params, n_params));
+    LSI_TRY(lsi_check_params("parameter", params, n_params, opts->fill != NULL));
     ls_ddp *ddp = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *ddp);
     LSI_TRY(lsi_check_alloc(ddp));
     ddp->group = group;
@@ -227,11 +309,11 @@ ls_status lsi_ddp_rebuild(ls_ddp *ddp) {
 
 /* ---- the end ---- */
 
-static void abandon(ls_ddp *ddp, ls_work *work) {
+static void abandon(ls_group *group, ls_work *work) {
     if (!work) return;
-    lsi_group_lock(ddp->group);
+    lsi_group_lock(group);
     lsi_work_release(work);
-    lsi_group_unlock(ddp->group);
+    lsi_group_unlock(group);
 }
 
 /* Lets go of works that nobody waited for, in a step that was given up. */
@@ -239,9 +321,15 @@ static void abandon_works(ls_ddp *ddp) {
     if (ddp->state == IDLE) return;
     ls_status status = ls_group_progress(ddp->group);
     (void)status; /* what has ended by now is enough */
-    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].work);
-    abandon(ddp, ddp->weight_work);
-    abandon(ddp, ddp->verdict_work);
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->values.works; b++)
+        abandon(ddp->shard_group, ddp->values.works[b]);
+    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp->shard_group, ddp->on[b].work);
+    for (int b = 0; b < ddp->n_posted; b++)
+        abandon(ddp->replicate_group, ddp->on[b].replicate_work);
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++)
+        abandon(ddp->shard_group, ddp->units.gathered[b].work);
+    abandon(ddp->group, ddp->weight_work);
+    abandon(ddp->group, ddp->verdict_work);
 }
 
 void ls_ddp_destroy(ls_ddp *ddp) {
@@ -250,11 +338,15 @@ void ls_ddp_destroy(ls_ddp *ddp) {
     char message[LSI_MESSAGE_BYTES];
     snprintf(message, sizeof message, "%s", ls_last_message());
     for (int i = 0; i < ddp->n_params; i++) ddp->params[i].grad = NULL;
+    if (ddp->state == IDLE && lsi_ddp_await_values(ddp) != LS_OK) ddp->state = FAILED;
     abandon_works(ddp);
     lsi_ddp_release_gradients(ddp);
     ls_group_free_shared(ddp->group, ddp->words);
     lsi_ddp_return_values(ddp);
+    lsi_ddp_free_units(ddp);
     lsi_ddp_free_states(ddp);
+    if (ddp->shard_group != ddp->group) ls_group_destroy(ddp->shard_group);
+    ls_group_destroy(ddp->replicate_group);
     lsi_message_set(message);
     lsi_bucket_plan_fini(&ddp->plan);
     lsi_free(ddp->at);

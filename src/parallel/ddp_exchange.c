@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/trace.h"
 #include "parallel/ddp_impl.h"
+#include "parallel/narrow.h"
 
 void lsi_ddp_begin_exchange(ls_ddp *ddp) {
     for (int b = 0; b < ddp->plan.n_buckets; b++)
@@ -35,7 +36,16 @@ static ls_status await(ls_ddp *ddp, int index) {
     on->work = NULL;
     LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
     if (on->done_ns == 0) note_done(ddp, index);
-    lsi_ddp_retire_bucket(ddp, index);
+    return lsi_ddp_retire_bucket(ddp, index);
+}
+
+/* Sums of slices over shard groups. */
+static ls_status await_replicates(ls_ddp *ddp) {
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->replicate_group; b++) {
+        ls_work *work = ddp->on[b].replicate_work;
+        ddp->on[b].replicate_work = NULL;
+        if (work) LSI_TRY(in_bucket(ddp, b, ls_work_wait(work, -1)));
+    }
     return LS_OK;
 }
 
@@ -73,17 +83,34 @@ static ls_status run_hook(ls_ddp *ddp, int index, int stage) {
     return LS_OK;
 }
 
-/* Each rank gets its slice of the sum, where it lies or in its shard. Of several micro-batches that
- * are exchanged one by one the sum gets the factor. */
+/* The type that a bucket is sent in; its elements are in it afterwards. */
+static ls_dtype make_wire(const ls_ddp *ddp, const ls_bucket *bucket) {
+    if (!lsi_ddp_narrows(ddp)) return bucket->dtype;
+    lsi_narrow_in_place(bucket->grad, bucket->count);
+    return LS_DTYPE_BF16;
+}
+
+/* Each rank gets its slice of the sum, where it lies or in its shard. */
 static ls_status reduce_scatter(ls_ddp *ddp, int index, ls_op op) {
     const ls_bucket *bucket = &ddp->buckets[index];
     const lsi_shard_plan *plan = &ddp->states.plan;
-    bool is_part = lsi_ddp_shards_gradients(ddp) && !(ddp->is_last && ddp->next_micro == 1);
-    float *slice = (float *)bucket->grad + lsi_shard_cut(plan, index, plan->rank);
+    ls_dtype dtype = make_wire(ddp, bucket);
+    int64_t cut_bytes = lsi_shard_cut(plan, index, plan->rank) * (int64_t)ls_dtype_bytes(dtype);
+    void *slice = (unsigned char *)bucket->grad + cut_bytes;
     if (lsi_ddp_shards_gradients(ddp) && lsi_ddp_reduces_into_shard(ddp))
         slice = lsi_ddp_slice(ddp, index);
-    return ls_reduce_scatter_v(ddp->group, bucket->grad, slice, lsi_shard_counts(plan, index),
-                               bucket->dtype, op, is_part ? 1.0 : ddp->scale, &ddp->on[index].work);
+    return ls_reduce_scatter_v(ddp->shard_group, bucket->grad, slice, lsi_shard_counts(plan, index),
+                               dtype, op, lsi_ddp_scales_later(ddp) ? 1.0 : ddp->scale,
+                               &ddp->on[index].work);
+}
+
+/* Each rank gets all ranks' parts of its slice. */
+static ls_status exchange_parts(ls_ddp *ddp, int index) {
+    const ls_bucket *bucket = &ddp->buckets[index];
+    ls_dtype dtype = make_wire(ddp, bucket);
+    LSI_TRY(lsi_ddp_open_parts(ddp, index));
+    return ls_all_to_all_v(ddp->shard_group, bucket->grad, ddp->on[index].parts->at,
+                           lsi_shard_counts(&ddp->states.plan, index), dtype, &ddp->on[index].work);
 }
 
 static ls_status post_bucket(ls_ddp *ddp, int index) {
@@ -97,6 +124,8 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
     on->posted_ns = lsi_now_ns();
     if (ddp->opts.hook)
         LSI_TRY(run_hook(ddp, index, 0));
+    else if (lsi_ddp_orders_parts(ddp))
+        LSI_TRY(in_bucket(ddp, index, exchange_parts(ddp, index)));
     else if (lsi_ddp_is_sharded(ddp))
         LSI_TRY(in_bucket(ddp, index, reduce_scatter(ddp, index, op)));
     else
@@ -107,7 +136,19 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
     return LS_OK;
 }
 
+ls_status lsi_ddp_post_unit(ls_ddp *ddp, int unit) {
+    LSI_TRY(lsi_ddp_pass_the_rest(ddp, unit));
+    while (ddp->n_posted < ddp->plan.n_buckets &&
+           (unit == 0 || ddp->units.plan.first[ddp->n_posted] >= unit)) {
+        bool is_known = false;
+        if (ddp->is_last) LSI_TRY(lsi_ddp_know_scale(ddp, true, &is_known));
+        LSI_TRY(post_bucket(ddp, ddp->n_posted));
+    }
+    return LS_OK;
+}
+
 ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all) {
+    if (lsi_ddp_gathers(ddp) && !all) return LS_OK;
     while (ddp->n_posted < ddp->plan.n_buckets) {
         bool is_known = false;
         if (!all && ddp->on[ddp->n_posted].n_waiting > 0) return LS_OK;
@@ -124,19 +165,23 @@ ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all) {
 
 /* For the timeline: works end in the order in which they were posted. */
 static void look_for_done(ls_ddp *ddp) {
-    lsi_group_lock(ddp->group);
+    lsi_group_lock(ddp->shard_group);
     while (ddp->n_seen_done < ddp->n_posted) {
         lsi_bucket_state *on = &ddp->on[ddp->n_seen_done];
         if (on->work && !lsi_work_is_done(on->work)) break;
         if (on->done_ns == 0) note_done(ddp, ddp->n_seen_done);
         ddp->n_seen_done++;
     }
-    lsi_group_unlock(ddp->group);
+    lsi_group_unlock(ddp->shard_group);
 }
 
 ls_status lsi_ddp_progress(ls_ddp *ddp) {
     if (!lsi_ddp_exchanges(ddp) || ddp->state == IDLE) return LS_OK;
     LSI_TRY(ls_group_progress(ddp->group));
+    if (ddp->replicate_group) {
+        LSI_TRY(ls_group_progress(ddp->shard_group));
+        LSI_TRY(ls_group_progress(ddp->replicate_group));
+    }
     look_for_done(ddp);
     if (ddp->opts.no_overlap || ddp->state != BACKWARD) return LS_OK;
     return lsi_ddp_post_ready(ddp, false);
@@ -172,5 +217,5 @@ ls_status lsi_ddp_await_buckets(ls_ddp *ddp) {
     if (!is_over) LSI_TRY(lsi_ddp_await_verdict(ddp));
     for (int b = 0; b < ddp->plan.n_buckets && is_over; b++) LSI_TRY(await(ddp, b));
     for (int stage = 1; !is_over; stage++) LSI_TRY(run_stage(ddp, stage, &is_over));
-    return LS_OK;
+    return await_replicates(ddp);
 }

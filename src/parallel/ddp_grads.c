@@ -1,15 +1,13 @@
 /* Where gradients lie. Of ddp and zero1: one block for all buckets, for good. Of zero2: a buffer
  * for a bucket from the moment its first gradient is asked for until its sum is in the shards, so
  * that a rank has its shard and the few buckets that are being filled or sent.
- *
- * [Note: buffers] All buffers have the size of the largest bucket, but only memory that is touched
- * exists. A bucket takes the free buffer that has been touched least among those touched enough, or
- * else the one touched most. Where more than MOST_IN_FLIGHT buckets are on their way and no buffer
- * is free, the oldest is waited for, not another buffer made. */
+ * Where more than MOST_IN_FLIGHT buckets are on their way and no buffer is free, the oldest is
+ * waited for, not another buffer made. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "parallel/ddp_impl.h"
+#include "parallel/narrow.h"
 
 enum { MOST_IN_FLIGHT = 2 };
 
@@ -26,37 +24,49 @@ static ls_status take_block(ls_ddp *ddp) {
     return LS_OK;
 }
 
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static ls_status take_pools(ls_ddp *ddp) {
+    lsi_grads *g = &ddp->grads;
+    int n_ranks = ddp->states.plan.n_ranks, n = ddp->plan.n_buckets;
+    int64_t bucket_elems = 0, slice_elems = 0;
+    for (int b = 0; b < n; b++) {
+        bucket_elems = larger(bucket_elems, ddp->plan.buckets[b].count);
+        slice_elems = larger(slice_elems, g->slices[b].count);
+    }
+    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_STAGING, 1,
+                            n_ranks * slice_elems * (int64_t)sizeof(float), n, &g->parts));
+    /* A reduction touches as much of peers' buffers. */
+    return lsi_pool_create(ddp->group, LSI_MEM_BUCKETS, n_ranks,
+                           bucket_elems * (int64_t)sizeof(float), n, &g->pool);
+}
+
 static ls_status take_shard(ls_ddp *ddp) {
     lsi_grads *g = &ddp->grads;
     const lsi_shard_plan *plan = &ddp->states.plan;
-    size_t n = (size_t)ddp->plan.n_buckets;
     int64_t n_elems = 0;
     void *shard = NULL;
-    g->slices = lsi_calloc(LSI_MEM_OTHER, n, sizeof *g->slices);
-    g->buffers = lsi_calloc(LSI_MEM_OTHER, n, sizeof *g->buffers);
-    if (!g->slices || !g->buffers) return LS_ERR_MEMORY;
+    g->slices = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->plan.n_buckets, sizeof *g->slices);
+    LSI_TRY(lsi_check_alloc(g->slices));
     for (int b = 0; b < ddp->plan.n_buckets; b++) {
-        int64_t count = lsi_shard_counts(plan, b)[plan->rank];
-        int64_t bytes = ddp->plan.buckets[b].count * (int64_t)sizeof(float);
-        g->slices[b] = (lsi_bucket){.offset_bytes = n_elems * (int64_t)sizeof(float),
-                                    .count = count,
-                                    .dtype = LS_DTYPE_F32};
-        n_elems += count;
-        if (bytes > g->buffer_bytes) g->buffer_bytes = bytes;
+        g->slices[b] = (lsi_slice){n_elems, lsi_shard_counts(plan, b)[plan->rank]};
+        n_elems += g->slices[b].count;
     }
-    g->shard_bytes = n_elems * (int64_t)sizeof(float);
-    LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)g->shard_bytes, &shard));
+    int64_t bytes = n_elems * (int64_t)sizeof *g->shard;
+    LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)bytes, &shard));
     g->shard = shard;
-    ddp->noted_bytes[0] = g->shard_bytes;
-    return LS_OK;
+    ddp->noted_bytes[0] = bytes;
+    lsi_counter_init(&g->counter, n_elems);
+    return take_pools(ddp);
 }
 
 ls_status lsi_ddp_take_gradients(ls_ddp *ddp) {
     LSI_TRY(lsi_ddp_shards_gradients(ddp) ? take_shard(ddp) : take_block(ddp));
     lsi_mem_note(LSI_MEM_GRADS, ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, ddp->noted_bytes[1]);
-    int64_t bytes = lsi_ddp_shards_gradients(ddp) ? ddp->grads.shard_bytes : ddp->plan.total_bytes;
-    lsi_accumulator_init(&ddp->accumulator, bytes);
+    lsi_accumulator_init(&ddp->accumulator, ddp->plan.total_bytes);
     return LS_OK;
 }
 
@@ -64,12 +74,13 @@ void lsi_ddp_release_gradients(ls_ddp *ddp) {
     lsi_grads *g = &ddp->grads;
     ls_group_free_shared(ddp->group, ddp->gradients);
     ls_group_free_shared(ddp->group, g->shard);
-    for (int k = 0; k < g->n_buffers; k++) ls_group_free_shared(ddp->group, g->buffers[k].at);
+    lsi_pool_fini(&g->pool);
+    lsi_pool_fini(&g->parts);
+    lsi_counter_fini(&g->counter);
     lsi_mem_note(LSI_MEM_GRADS, -ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);
     lsi_accumulator_fini(&ddp->accumulator);
     lsi_free(g->slices);
-    lsi_free(g->buffers);
     *g = (lsi_grads){.shard = NULL};
 }
 
@@ -109,47 +120,15 @@ const float *lsi_ddp_piece_grad(const ls_ddp *ddp, const lsi_piece *piece) {
 }
 
 float *lsi_ddp_slice(const ls_ddp *ddp, int bucket) {
-    return (float *)(ddp->grads.shard + ddp->grads.slices[bucket].offset_bytes);
+    return ddp->grads.shard + ddp->grads.slices[bucket].begin;
 }
 
 /* ---- buffers of buckets ---- */
 
-static void note_touched(ls_ddp *ddp, lsi_grad_buffer *buffer, int64_t bytes) {
-    if (bytes <= buffer->touched_bytes) return;
-    int n_ranks = ls_group_world_size(ddp->group);
-    int64_t more = bytes - buffer->touched_bytes;
-    int64_t noted = more + more / n_ranks * (n_ranks - 1); /* and of peers' as much */
-    buffer->touched_bytes = bytes;
-    ddp->noted_bytes[1] += noted;
-    lsi_mem_note(LSI_MEM_BUCKETS, noted);
-}
-
-static lsi_grad_buffer *find_buffer(ls_ddp *ddp, int64_t bytes) {
-    lsi_grad_buffer *best = NULL;
-    for (int k = 0; k < ddp->grads.n_buffers; k++) {
-        lsi_grad_buffer *b = &ddp->grads.buffers[k];
-        if (b->is_taken) continue;
-        bool fits = b->touched_bytes >= bytes;
-        bool best_fits = best && best->touched_bytes >= bytes;
-        if (!best || (fits && !best_fits) ||
-            (fits == best_fits && (b->touched_bytes < best->touched_bytes) == fits))
-            best = b;
-    }
-    return best;
-}
-
-static ls_status make_buffer(ls_ddp *ddp, lsi_grad_buffer **made) {
-    lsi_grads *g = &ddp->grads;
-    void *at = NULL;
-    LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)g->buffer_bytes, &at));
-    *made = &g->buffers[g->n_buffers++];
-    **made = (lsi_grad_buffer){.at = at};
-    return LS_OK;
-}
-
-static ls_status get_buffer(ls_ddp *ddp, int64_t bytes, lsi_grad_buffer **found) {
-    while (!(*found = find_buffer(ddp, bytes))) {
-        if (lsi_ddp_n_in_flight(ddp) < MOST_IN_FLIGHT) return make_buffer(ddp, found);
+static ls_status get_buffer(ls_ddp *ddp, int64_t bytes, lsi_buffer **found) {
+    while (!(*found = lsi_pool_take(&ddp->grads.pool, bytes))) {
+        if (lsi_ddp_n_in_flight(ddp) < MOST_IN_FLIGHT)
+            return lsi_pool_grow(&ddp->grads.pool, bytes, found);
         LSI_TRY(lsi_ddp_await_oldest(ddp));
     }
     return LS_OK;
@@ -170,11 +149,9 @@ ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index) {
     ls_bucket *bucket = &ddp->buckets[index];
     if (bucket->grad) return LS_OK;
     int64_t bytes = bucket->count * (int64_t)sizeof(float);
-    lsi_grad_buffer *buffer = NULL;
+    lsi_buffer *buffer = NULL;
     LSI_TRY(lsi_context(get_buffer(ddp, bytes, &buffer), "ddp: memory for bucket %d of %d", index,
                         ddp->plan.n_buckets));
-    buffer->is_taken = true;
-    note_touched(ddp, buffer, bytes);
     ddp->on[index].buffer = buffer;
     bucket->grad = buffer->at;
     clear_gaps(ddp, bucket);
@@ -186,7 +163,7 @@ ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index) {
 static void close_bucket(ls_ddp *ddp, int index) {
     ls_bucket *bucket = &ddp->buckets[index];
     for (int k = 0; k < bucket->n_params; k++) ddp->params[bucket->params[k]].grad = NULL;
-    ddp->on[index].buffer->is_taken = false;
+    lsi_pool_give(&ddp->grads.pool, ddp->on[index].buffer);
     ddp->on[index].buffer = NULL;
     bucket->grad = NULL;
 }
@@ -195,37 +172,100 @@ static void close_bucket(ls_ddp *ddp, int index) {
 
 /* Whether a reduction leaves its result in the shard at once, and not in the bucket. */
 bool lsi_ddp_reduces_into_shard(const ls_ddp *ddp) {
-    return ddp->opts.reproducible || ddp->next_micro <= 1;
+    return ddp->next_micro <= 1 && !lsi_ddp_narrows(ddp);
 }
 
-void lsi_ddp_retire_bucket(ls_ddp *ddp, int index) {
-    const lsi_shard_plan *plan = &ddp->states.plan;
-    if (!lsi_ddp_shards_gradients(ddp)) return;
-    if (!lsi_ddp_reduces_into_shard(ddp)) {
-        const float *sum =
-            (float *)ddp->buckets[index].grad + lsi_shard_cut(plan, index, plan->rank);
-        float *slice = lsi_ddp_slice(ddp, index);
-        for (int64_t i = 0; i < ddp->grads.slices[index].count; i++) slice[i] += sum[i];
+bool lsi_ddp_orders_parts(const ls_ddp *ddp) {
+    bool is_only = ddp->is_last && ddp->next_micro == 1;
+    return lsi_ddp_shards_gradients(ddp) && ddp->opts.reproducible && !is_only;
+}
+
+ls_status lsi_ddp_open_parts(ls_ddp *ddp, int index) {
+    lsi_grads *g = &ddp->grads;
+    int n_ranks = ddp->states.plan.n_ranks;
+    int64_t bytes = n_ranks * g->slices[index].count * (int64_t)sizeof(float);
+    LSI_TRY(lsi_counter_reserve(&g->counter, ddp->next_micro * n_ranks - ddp->is_last));
+    lsi_buffer *buffer = lsi_pool_take(&g->parts, bytes);
+    if (!buffer) LSI_TRY(lsi_pool_grow(&g->parts, bytes, &buffer));
+    ddp->on[index].parts = buffer;
+    return LS_OK;
+}
+
+/* Parts of a round of micro-batches, in rank order; the step's last one makes the sum. */
+static void add_parts(ls_ddp *ddp, int index) {
+    lsi_grads *g = &ddp->grads;
+    lsi_slice slice = g->slices[index];
+    int64_t n = ddp->states.plan.n_ranks, first = (ddp->next_micro - 1) * n;
+    int64_t n_added = ddp->is_last ? n - 1 : n;
+    float *part = (float *)ddp->on[index].parts->at;
+    if (lsi_ddp_narrows(ddp)) lsi_widen_in_place(part, 0, n * slice.count);
+    for (int64_t r = 0; r < n_added; r++, part += slice.count)
+        lsi_counter_add(&g->counter, first + r, part, slice.begin, slice.count);
+    if (ddp->is_last) {
+        lsi_counter_join(&g->counter, first + n - 1, part, slice.begin, slice.count);
+        memcpy(g->shard + slice.begin, part, (size_t)slice.count * sizeof *part);
     }
-    close_bucket(ddp, index);
+    lsi_pool_give(&g->parts, ddp->on[index].parts);
+    ddp->on[index].parts = NULL;
+}
+
+bool lsi_ddp_scales_later(const ls_ddp *ddp) {
+    bool is_part = lsi_ddp_shards_gradients(ddp) && !(ddp->is_last && ddp->next_micro == 1);
+    return is_part || ddp->replicate_group;
+}
+
+/* This rank's slice of a bucket, where its sum is kept. */
+static float *kept_slice(const ls_ddp *ddp, int index) {
+    if (lsi_ddp_shards_gradients(ddp)) return lsi_ddp_slice(ddp, index);
+    return (float *)ddp->buckets[index].grad +
+           lsi_shard_cut(&ddp->states.plan, index, ddp->states.plan.rank);
+}
+
+/* The sum of a micro-batch, from the bucket to where it is kept. */
+static void keep_sum(ls_ddp *ddp, int index) {
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    ls_bucket *bucket = &ddp->buckets[index];
+    int64_t cut = lsi_shard_cut(plan, index, plan->rank);
+    int64_t count = lsi_shard_counts(plan, index)[plan->rank];
+    if (lsi_ddp_narrows(ddp)) lsi_widen_in_place(bucket->grad, cut, count);
+    if (!lsi_ddp_shards_gradients(ddp)) {
+        if (lsi_ddp_narrows(ddp)) clear_gaps(ddp, bucket);
+        return;
+    }
+    if (lsi_ddp_reduces_into_shard(ddp)) return;
+    const float *sum = (float *)bucket->grad + cut;
+    float *slice = lsi_ddp_slice(ddp, index);
+    if (ddp->next_micro <= 1) memcpy(slice, sum, (size_t)count * sizeof *slice);
+    for (int64_t i = 0; i < count && ddp->next_micro > 1; i++) slice[i] += sum[i];
+}
+
+/* The step's last micro-batch is in the slice: the sum of all, times the factor, and with shard
+ * groups over all of them. */
+static ls_status complete_slice(ls_ddp *ddp, int index) {
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    float *slice = kept_slice(ddp, index), scale = (float)ddp->scale;
+    int64_t count = lsi_shard_counts(plan, index)[plan->rank];
+    if (ddp->replicate_group)
+        return lsi_context(ls_all_reduce(ddp->replicate_group, slice, slice, count, LS_DTYPE_F32,
+                                         LS_OP_SUM, ddp->scale, &ddp->on[index].replicate_work),
+                           "ddp: bucket %d over shard groups", index);
+    for (int64_t i = 0; i < count; i++) slice[i] *= scale;
+    return LS_OK;
+}
+
+ls_status lsi_ddp_retire_bucket(ls_ddp *ddp, int index) {
+    if (!lsi_ddp_is_sharded(ddp)) return LS_OK;
+    if (lsi_ddp_orders_parts(ddp))
+        add_parts(ddp, index);
+    else
+        keep_sum(ddp, index);
+    if (lsi_ddp_scales_later(ddp) && ddp->is_last) LSI_TRY(complete_slice(ddp, index));
+    if (lsi_ddp_shards_gradients(ddp)) close_bucket(ddp, index);
+    return LS_OK;
 }
 
 ls_status lsi_ddp_push_micro(ls_ddp *ddp) {
-    if (!ddp->opts.reproducible) return LS_OK;
-    if (lsi_ddp_shards_gradients(ddp))
-        return lsi_accumulator_push(&ddp->accumulator, ddp->grads.shard, ddp->grads.slices,
-                                    ddp->plan.n_buckets);
+    if (!ddp->opts.reproducible || lsi_ddp_shards_gradients(ddp)) return LS_OK;
     return lsi_accumulator_push(&ddp->accumulator, ddp->gradients, ddp->plan.buckets,
                                 ddp->plan.n_buckets);
-}
-
-/* Sharded gradients of several micro-batches, all of them there: the sum, times the factor. */
-void lsi_ddp_finish_shard(ls_ddp *ddp) {
-    if (!lsi_ddp_shards_gradients(ddp) || ddp->next_micro <= 1) return;
-    for (int b = 0; b < ddp->plan.n_buckets; b++) {
-        float *slice = lsi_ddp_slice(ddp, b), scale = (float)ddp->scale;
-        if (ddp->opts.reproducible)
-            lsi_accumulator_join(&ddp->accumulator, ddp->grads.shard, &ddp->grads.slices[b]);
-        for (int64_t i = 0; i < ddp->grads.slices[b].count; i++) slice[i] *= scale;
-    }
 }

@@ -20,6 +20,11 @@
  *
  *     [join] [rebuild] [buffers] [weights] bucket 0 … bucket n-1  verdict  [hook: stages 1, 2 …]
  *
+ * Private ZeRO-3 has gathers of parameters between these, so there a bucket is posted behind the
+ * unit that it is complete with, not when its last gradient happens to be ready: the order is that
+ * of the units on every rank. With shard groups, buckets and gathers are works of the shard group,
+ * and the sums of shards over groups works of the replicate group.
+ *
  * At most MAX_IN_FLIGHT works of buckets are in flight. */
 #ifndef LSI_PARALLEL_DDP_IMPL_H
 #define LSI_PARALLEL_DDP_IMPL_H
@@ -28,10 +33,14 @@
 
 #include <lockstep/parallel.h>
 
+#include "base/spill.h"
 #include "comm/group.h"
 #include "parallel/accumulate.h"
 #include "parallel/bucket.h"
+#include "parallel/counter.h"
+#include "parallel/pool.h"
 #include "parallel/shard_norm.h"
+#include "parallel/units.h"
 
 typedef enum ddp_state { IDLE, BETWEEN, BACKWARD, FAILED } ddp_state;
 
@@ -44,17 +53,12 @@ typedef struct lsi_param_state {
     bool is_without_gradient; /* no rank used it in the last step */
 } lsi_param_state;
 
-/* Memory of a bucket whose gradients do not stay, see ddp_grads.c. */
-typedef struct lsi_grad_buffer {
-    void *at;
-    int64_t touched_bytes; /* of it that exist */
-    bool is_taken;
-} lsi_grad_buffer;
-
 typedef struct lsi_bucket_state {
-    lsi_grad_buffer *buffer; /* sharded gradients: while the bucket is open */
+    lsi_buffer *buffer;      /* sharded gradients: while the bucket is open */
+    lsi_buffer *parts;       /* of all ranks, on their way, see lsi_ddp_orders_parts */
     int n_waiting;           /* parameters not ready */
     ls_work *work;           /* of its present stage; NULL: none, or waited for */
+    ls_work *replicate_work; /* of this rank's slice of it, over shard groups */
     bool is_done;            /* its gradients are the result */
     int64_t ready_ns, posted_ns, done_ns;
 } lsi_bucket_state;
@@ -65,37 +69,71 @@ typedef struct lsi_weights {
     double mine, total;
 } lsi_weights;
 
+/* Elements of the shard. */
+typedef struct lsi_slice {
+    int64_t begin, count;
+} lsi_slice;
+
 /* Gradients of which each rank keeps its shard. */
 typedef struct lsi_grads {
-    unsigned char *shard; /* slices of all buckets; NULL: gradients are in one block */
-    int64_t shard_bytes;
-    lsi_bucket *slices; /* per bucket: where this rank's slice lies in the shard */
-    lsi_grad_buffer *buffers;
-    int n_buffers;
-    int64_t buffer_bytes; /* of each */
+    float *shard;      /* slices of all buckets; NULL: gradients are in one block */
+    lsi_slice *slices; /* per bucket */
+    lsi_pool pool;     /* buckets that are open */
+    /* Reproducible sums of several micro-batches: every rank's part of a slice, before it is
+     * added. */
+    lsi_pool parts;
+    lsi_counter counter;
 } lsi_grads;
 
-/* Optimizer states of this rank: of everything, or of its shard. */
+/* Optimizer states of this rank: of everything, or of its shard. See ddp_states.c. */
 typedef struct lsi_states {
     lsi_shard_plan plan;
     lsi_shard_norm norm;   /* sharded strategies */
-    float *first, *second; /* moments, plan.n_states; NULL: no update was made yet */
-    float *masters;        /* the same of BF16 parameters; NULL: none, or the caller's are used */
-    int64_t *n_updates;    /* per parameter */
+    float *first, *second; /* moments, plan.n_states; NULL: no update was made yet, or offloaded */
+    float *masters;        /* the same of BF16 parameters; NULL: none, offloaded, or the caller's */
+    struct lsi_spill *spill; /* all of these, slice by slice; NULL: they are in memory */
+    int64_t slice_elems;     /* of it; the last slice may have fewer */
+    int n_arrays;            /* in it: 2, or 3 with masters */
+    int64_t *n_updates;      /* per parameter */
 } lsi_states;
+
+/* A bucket's parameters that are gathered, or on their way. */
+typedef struct lsi_gathered {
+    lsi_buffer *buffer; /* NULL: not here */
+    lsi_buffer *part;   /* this rank's part of what was given up to be gathered in a small group */
+    ls_work *work;      /* NULL: complete */
+    int64_t n_gathers;  /* in the step that is open, or was last */
+} lsi_gathered;
+
+/* Private ZeRO-3: the shard of the parameters, and units that are gathered, see ddp_units.c. */
+typedef struct lsi_units {
+    lsi_unit_plan plan;
+    unsigned char *shard; /* this rank's slices of all buckets; NULL: another strategy */
+    lsi_spill *spill;     /* the file that it is in; NULL: it is in memory */
+    int64_t shard_bytes;
+    int64_t *slice_at;      /* per bucket: bytes before its slice */
+    lsi_gathered *gathered; /* per bucket */
+    lsi_pool pool;
+    ls_group *part_group; /* opts.reshard_after_forward ranks; NULL: others than 0 and 1 are not */
+    lsi_pool parts;
+    unsigned char **shard_of; /* per rank of the shard group, as this process sees it */
+} lsi_units;
 
 /* Parameters of sharded strategies, laid out as their gradients are. */
 typedef struct lsi_values {
-    unsigned char *at;     /* NULL: they are where the caller put them */
+    unsigned char *at;     /* NULL: they are where the caller put them, or units.shard has them */
     lsi_values_head *head; /* of shared ones */
     bool is_there;         /* rank 0's values are, so they may be copied back */
     bool is_kept;          /* ls_ddp_keep_values */
     void **given;          /* per parameter: where it was, and goes back to at the end */
+    ls_work **works;       /* per bucket: of private copies that are being gathered */
     int64_t noted_bytes;
 } lsi_values;
 
 struct ls_ddp {
     ls_group *group;
+    ls_group *shard_group;     /* ranks that have shards of the same model; `group`, or a part */
+    ls_group *replicate_group; /* ranks with the same shard in other groups; NULL: no others */
     ls_param *params;
     int n_params;
     ls_ddp_opts opts;
@@ -143,8 +181,9 @@ struct ls_ddp {
     int64_t backward_ns; /* when the last backward pass began */
 
     lsi_grads grads;   /* ddp_grads.c, sharded gradients */
-    lsi_states states; /* ddp_update.c */
+    lsi_states states; /* ddp_states.c */
     lsi_values values; /* ddp_values.c */
+    lsi_units units;   /* ddp_units.c */
 };
 
 enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
@@ -162,6 +201,14 @@ static inline bool lsi_ddp_is_sharded(const ls_ddp *ddp) {
 /* Whether buckets come and go, and each micro-batch is exchanged. */
 static inline bool lsi_ddp_shards_gradients(const ls_ddp *ddp) {
     return ddp->opts.strategy >= LS_STRATEGY_ZERO2;
+}
+/* Whether parameters come and go. */
+static inline bool lsi_ddp_gathers(const ls_ddp *ddp) {
+    return ddp->opts.strategy == LS_STRATEGY_ZERO3 && ddp->opts.replicas == LS_REPLICAS_PRIVATE;
+}
+/* Whether gradients are sent as BF16. */
+static inline bool lsi_ddp_narrows(const ls_ddp *ddp) {
+    return ddp->opts.reduce_dtype == LS_DTYPE_BF16;
 }
 /* Whether the micro-batch of now is exchanged. */
 static inline bool lsi_ddp_exchanges(const ls_ddp *ddp) {
@@ -188,11 +235,17 @@ float *lsi_ddp_slice(const ls_ddp *ddp, int bucket);
 /* Gives a bucket memory, unless it has some. */
 LS_CHECKED ls_status lsi_ddp_open_bucket(ls_ddp *ddp, int index);
 bool lsi_ddp_reduces_into_shard(const ls_ddp *ddp);
-/* The bucket's sum over ranks is there. */
-void lsi_ddp_retire_bucket(ls_ddp *ddp, int index);
+/* Whether ranks send each other their parts of slices, to be added one by one in the order of the
+ * micro-batches' numbers, and not sums. */
+bool lsi_ddp_orders_parts(const ls_ddp *ddp);
+/* Memory for the parts of a bucket's slice. */
+LS_CHECKED ls_status lsi_ddp_open_parts(ls_ddp *ddp, int index);
+/* The bucket's sum over the ranks of the shard group is there. */
+LS_CHECKED ls_status lsi_ddp_retire_bucket(ls_ddp *ddp, int index);
 /* A micro-batch that is not the last is complete (and exchanged). */
 LS_CHECKED ls_status lsi_ddp_push_micro(ls_ddp *ddp);
-void lsi_ddp_finish_shard(ls_ddp *ddp);
+/* Whether sums get their factor later than in the reduction of a bucket. */
+bool lsi_ddp_scales_later(const ls_ddp *ddp);
 
 /* ---- ddp.c ---- */
 
@@ -200,6 +253,11 @@ LS_CHECKED ls_status lsi_ddp_plan(ls_ddp *ddp, const int *order, lsi_bucket_plan
 /* Takes the plan over and makes what goes with it. */
 LS_CHECKED ls_status lsi_ddp_use_plan(ls_ddp *ddp, lsi_bucket_plan *plan);
 LS_CHECKED ls_status lsi_ddp_broadcast_buffers(ls_ddp *ddp);
+
+/* ---- ddp_step.c ---- */
+
+/* What got no gradient up to the end of a unit's backward pass, or of all (unit 0) has none. */
+LS_CHECKED ls_status lsi_ddp_pass_the_rest(ls_ddp *ddp, int unit);
 
 /* ---- ddp_exchange.c ---- */
 
@@ -210,6 +268,8 @@ LS_CHECKED ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all);
 LS_CHECKED ls_status lsi_ddp_progress(ls_ddp *ddp);
 int lsi_ddp_n_in_flight(const ls_ddp *ddp);
 LS_CHECKED ls_status lsi_ddp_await_oldest(ls_ddp *ddp);
+/* Private ZeRO-3: posts the buckets that are complete behind a unit. */
+LS_CHECKED ls_status lsi_ddp_post_unit(ls_ddp *ddp, int unit);
 /* Waits for all buckets, with all stages of a hook. */
 LS_CHECKED ls_status lsi_ddp_await_buckets(ls_ddp *ddp);
 
@@ -234,19 +294,58 @@ LS_CHECKED ls_status lsi_ddp_take_verdict(ls_ddp *ddp);
 
 /* ---- ddp_values.c ---- */
 
-/* Moves the parameters into memory that is laid out as the buckets are. Collective. */
+/* Moves the parameters into memory that is laid out as the buckets are, or fills it. Collective. */
 LS_CHECKED ls_status lsi_ddp_move_values(ls_ddp *ddp);
 /* Copies them back and releases it. */
 void lsi_ddp_return_values(ls_ddp *ddp);
-/* After this rank has changed its shard: all ranks have all. Collective, blocks. */
+/* After this rank has changed its shard: all ranks get all. Collective. */
 LS_CHECKED ls_status lsi_ddp_spread_values(ls_ddp *ddp);
+/* What a unit uses, or all, is there. */
+LS_CHECKED ls_status lsi_ddp_await_unit(ls_ddp *ddp, int unit);
+LS_CHECKED ls_status lsi_ddp_await_values(ls_ddp *ddp);
+/* The first element of a piece of this rank, in the type that is computed with. */
+void *lsi_ddp_piece_value(const ls_ddp *ddp, const lsi_piece *piece);
+/* After a piece was written: where values are in a file, it can go there. */
+LS_CHECKED ls_status lsi_ddp_piece_is_written(ls_ddp *ddp, const lsi_piece *piece);
+/* This rank's pieces, wherever they lie: from opts.fill, or from params[i].data. */
+LS_CHECKED ls_status lsi_ddp_fill_pieces(ls_ddp *ddp);
 
-/* ---- ddp_update.c ---- */
+/* ---- ddp_units.c ---- */
+
+LS_CHECKED ls_status lsi_ddp_plan_units(ls_ddp *ddp);
+/* The shard of the parameters. Collective. */
+LS_CHECKED ls_status lsi_ddp_shard_values(ls_ddp *ddp);
+void lsi_ddp_free_units(ls_ddp *ddp);
+/* After an update: what was gathered is old; what persists is gathered again. Collective. */
+LS_CHECKED ls_status lsi_ddp_renew_units(ls_ddp *ddp);
+/* All parameters of a bucket are there, in the state it is in. Collective. */
+LS_CHECKED ls_status lsi_ddp_gather_bucket(ls_ddp *ddp, int index);
+void lsi_ddp_give_up_bucket(ls_ddp *ddp, int index);
+
+/* ---- ddp_states.c ---- */
 
 LS_CHECKED ls_status lsi_ddp_plan_states(ls_ddp *ddp);
-/* Copies this rank's pieces of the masters, from where they are at first. */
+/* Makes this rank's pieces of the masters, from where they are at first, and the file of offloaded
+ * states. Collective. */
 LS_CHECKED ls_status lsi_ddp_shard_masters(ls_ddp *ddp);
+/* Before the first update: what is not there yet. */
+LS_CHECKED ls_status lsi_ddp_make_states(ls_ddp *ddp);
 void lsi_ddp_free_states(ls_ddp *ddp);
+bool lsi_ddp_has_masters(const ls_ddp *ddp);
+/* The states of elements that follow each other; NULL: there are none. */
+typedef struct lsi_state_view {
+    float *first, *second, *master;
+} lsi_state_view;
+typedef ls_status (*lsi_state_visitor)(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *at,
+                                       void *context);
+/* Hands the visitor this rank's pieces in order, cut where slices of offloaded states end, to read
+ * and write their states (masters_only: their masters). */
+LS_CHECKED ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor visit,
+                                          void *context);
+/* The masters of a piece; there are some. */
+LS_CHECKED ls_status lsi_ddp_copy_masters(const ls_ddp *ddp, const lsi_piece *piece, float *to);
+/* Elements of a slice from now on, of all ddps of the process; 0: as usual. Tests only. */
+void lsi_ddp_set_slice(int64_t elems);
 
 /* New buckets, in the order in which rank 0's gradients became ready. Collective. */
 

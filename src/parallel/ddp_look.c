@@ -39,8 +39,9 @@ static const float *grad_of(const void *context, const lsi_piece *piece) {
 ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm) {
     LSI_TRY(expect_idle(ddp, "ls_ddp_grad_norm"));
     if (lsi_ddp_is_sharded(ddp))
-        return lsi_context(lsi_shard_norm_get(&ddp->states.norm, ddp->group, grad_of, ddp, norm),
-                           "ls_ddp_grad_norm");
+        return lsi_context(
+            lsi_shard_norm_get(&ddp->states.norm, ddp->shard_group, grad_of, ddp, norm),
+            "ls_ddp_grad_norm");
     double total = 0;
     for (int i = 0; i < ddp->n_params; i++) {
         const ls_param *param = &ddp->params[i];
@@ -54,10 +55,27 @@ ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm) {
 
 /* ---- are replicas the same ---- */
 
-static void hash_params(const ls_ddp *ddp, uint64_t *hashes) {
+static uint64_t hash_param(const ls_param *param) {
+    return lsi_hash64(param->data, (size_t)param->count * ls_dtype_bytes(param->dtype));
+}
+
+/* Private ZeRO-3 has a bucket whole for the time that it is looked at. */
+static ls_status hash_bucket(ls_ddp *ddp, int index, uint64_t *hashes) {
+    const ls_bucket *bucket = &ddp->buckets[index];
+    bool is_here = ddp->units.gathered[index].buffer != NULL;
+    LSI_TRY(lsi_ddp_gather_bucket(ddp, index));
+    for (int k = 0; k < bucket->n_params; k++)
+        hashes[bucket->params[k]] = hash_param(&ddp->params[bucket->params[k]]);
+    if (!is_here) lsi_ddp_give_up_bucket(ddp, index);
+    return LS_OK;
+}
+
+static ls_status hash_params(ls_ddp *ddp, uint64_t *hashes) {
     for (int i = 0; i < ddp->n_params; i++)
-        hashes[i] = lsi_hash64(ddp->params[i].data,
-                               (size_t)ddp->params[i].count * ls_dtype_bytes(ddp->params[i].dtype));
+        if (ddp->params[i].data) hashes[i] = hash_param(&ddp->params[i]);
+    for (int b = 0; b < ddp->plan.n_buckets && lsi_ddp_gathers(ddp); b++)
+        LSI_TRY(hash_bucket(ddp, b, hashes));
+    return LS_OK;
 }
 
 /* hashes: n_params of each rank. */
@@ -102,8 +120,9 @@ ls_status ls_ddp_check_weights(ls_ddp *ddp) {
     LSI_TRY(expect_idle(ddp, "ls_ddp_check_weights"));
     uint64_t *hashes = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof *hashes);
     LSI_TRY(lsi_check_alloc(hashes));
-    hash_params(ddp, hashes);
-    ls_status status = compare(ddp, hashes);
+    ls_status status = lsi_ddp_await_values(ddp);
+    if (status == LS_OK) status = hash_params(ddp, hashes);
+    if (status == LS_OK) status = compare(ddp, hashes);
     lsi_free(hashes);
     return status;
 }
@@ -136,5 +155,6 @@ ls_status ls_ddp_get_bucket(const ls_ddp *ddp, int bucket, ls_bucket_info *info)
                              .ready_ms = since_backward_ms(ddp, on->ready_ns),
                              .posted_ms = since_backward_ms(ddp, on->posted_ns),
                              .done_ms = since_backward_ms(ddp, on->done_ns)};
+    if (ddp->units.gathered) info->n_gathers = (int)ddp->units.gathered[bucket].n_gathers;
     return LS_OK;
 }

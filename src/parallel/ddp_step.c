@@ -31,14 +31,6 @@ static ls_status check_number(const ls_ddp *ddp, int64_t n_micro) {
                         "ls_ddp_begin_step: %lld micro-batches, at least 1 is needed (0 is for "
                         "ranks without data, with opts.join)",
                         (long long)n_micro);
-    int n_ranks = ls_group_world_size(ddp->group);
-    if (lsi_ddp_shards_gradients(ddp) && ddp->opts.reproducible && n_micro != 1 &&
-        (n_ranks & (n_ranks - 1)) != 0)
-        return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ls_ddp_begin_step: LS_STRATEGY_ZERO2 adds several micro-batches of %d "
-                        "ranks in the reproducible order only where the ranks are a power of two; "
-                        "take one micro-batch a step, another number of ranks or LS_STRATEGY_ZERO1",
-                        n_ranks);
     if (by_scope && ddp->opts.join != LS_JOIN_NONE && ddp->opts.average == LS_AVERAGE_MEAN)
         return lsi_fail(LS_ERR_ARGUMENT,
                         "ls_ddp_begin_step: with join the mean over micro-batches needs their "
@@ -55,6 +47,8 @@ static void clear_step(ls_ddp *ddp, int64_t n_micro, double scale) {
     ddp->first_nonfinite = -1;
     ddp->skip_reason[0] = 0;
     ddp->n_ordered = 0;
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++)
+        ddp->units.gathered[b].n_gathers = 0;
     for (int i = 0; i < ddp->n_params; i++)
         ddp->at[i].is_ready = ddp->at[i].is_used = ddp->at[i].is_missed = false;
     lsi_accumulator_clear(&ddp->accumulator);
@@ -259,10 +253,15 @@ ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index) {
     return post_ready(ddp);
 }
 
+/* Whether the parameter can get a gradient after the unit's backward pass. */
+static bool may_come(const ls_ddp *ddp, int index, int unit) {
+    return lsi_ddp_gathers(ddp) && ddp->units.plan.first[ddp->plan.bucket_of[index]] < unit;
+}
+
 /* Those that nothing was said about; in the order of readiness they come last. */
-static ls_status pass_the_rest(ls_ddp *ddp) {
+ls_status lsi_ddp_pass_the_rest(ls_ddp *ddp, int unit) {
     for (int i = ddp->n_params - 1; i >= 0; i--) {
-        if (lsi_ddp_is_frozen(ddp, i) || ddp->at[i].is_ready) continue;
+        if (lsi_ddp_is_frozen(ddp, i) || ddp->at[i].is_ready || may_come(ddp, i, unit)) continue;
         ddp->at[i].is_missed = !lsi_ddp_allows_unused(ddp);
         LSI_TRY(set_unused(ddp, i));
         LSI_TRY(post_ready(ddp)); /* so that memory of its bucket may come back */
@@ -296,7 +295,7 @@ static ls_status end_last(ls_ddp *ddp) {
 
 ls_status ls_ddp_end_backward(ls_ddp *ddp) {
     LSI_TRY(expect_state(ddp, BACKWARD, "ls_ddp_end_backward"));
-    LSI_TRY(pass_the_rest(ddp));
+    LSI_TRY(lsi_ddp_pass_the_rest(ddp, 0));
     ddp->state = BETWEEN;
     if (ddp->is_last) return fail_step(ddp, end_last(ddp));
     if (lsi_ddp_shards_gradients(ddp)) return fail_step(ddp, lsi_ddp_post_ready(ddp, true));
@@ -330,7 +329,6 @@ static ls_status shadow_step(ls_ddp *ddp) {
 static ls_status finish(ls_ddp *ddp) {
     if (!ddp->has_data) LSI_TRY(shadow_step(ddp));
     LSI_TRY(lsi_ddp_await_buckets(ddp));
-    lsi_ddp_finish_shard(ddp);
     LSI_TRY(lsi_ddp_take_verdict(ddp));
     for (int i = 0; i < ddp->n_params && lsi_ddp_allows_unused(ddp); i++)
         if (ddp->at[i].is_without_gradient) ddp->params[i].grad = NULL;
@@ -368,12 +366,16 @@ ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite) {
 static ls_status on_event(void *context, ls_event event, int index) {
     ls_ddp *ddp = context;
     switch (event) {
+    case LS_EVENT_BEFORE_FORWARD: return ls_ddp_before_forward(ddp, index);
+    case LS_EVENT_AFTER_FORWARD: return ls_ddp_after_forward(ddp, index);
+    case LS_EVENT_BEFORE_BACKWARD: return ls_ddp_before_backward(ddp, index);
+    case LS_EVENT_AFTER_BACKWARD: return ls_ddp_after_backward(ddp, index);
     case LS_EVENT_GRAD_NEEDED: return ls_ddp_grad_needed(ddp, index);
     case LS_EVENT_GRAD_READY: return ls_ddp_grad_ready(ddp, index);
     case LS_EVENT_END_OF_BACKWARD: return ls_ddp_end_backward(ddp);
     case LS_EVENT_PROGRESS: return fail_step(ddp, lsi_ddp_progress(ddp));
-    default: return LS_OK;
     }
+    return LS_OK;
 }
 
 ls_event_sink ls_ddp_sink(ls_ddp *ddp) {

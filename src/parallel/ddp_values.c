@@ -1,4 +1,5 @@
-/* Parameters of sharded strategies: one copy for all ranks of the machine, or one a rank.
+/* Parameters of sharded strategies: one copy for all ranks of a shard group, or one a rank
+ * (ddp_units.c has the third form, a shard a rank).
  *
  * They lie as their gradients do, bucket by bucket, so a rank's slice of a bucket's gradients and
  * its slice of the parameters are the same elements.
@@ -10,6 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "base/mem.h"
 #include "comm/transport/control.h"
 #include "parallel/ddp_impl.h"
@@ -24,7 +26,7 @@ struct lsi_values_head {
 static ls_status find_shared(ls_ddp *ddp, void *block, size_t bytes) {
     lsi_region *region = lsi_group_region(ddp->group);
     uint64_t offset = block ? lsi_region_offset(region, block, bytes) : LSI_NOT_SHARED;
-    LSI_TRY(ls_broadcast(ddp->group, &offset, &offset, 1, LS_DTYPE_I64, 0, NULL));
+    LSI_TRY(ls_broadcast(ddp->shard_group, &offset, &offset, 1, LS_DTYPE_I64, 0, NULL));
     if (offset == LSI_NOT_SHARED)
         return lsi_fail(LS_ERR_MEMORY, "ddp: rank 0 has no memory for the shared parameters");
     ddp->values.head = (lsi_values_head *)(region->base + offset);
@@ -36,9 +38,10 @@ static ls_status take_shared(ls_ddp *ddp) {
     size_t bytes = sizeof(lsi_values_head) + (size_t)ddp->plan.total_value_bytes;
     void *block = NULL;
     ls_status status = LS_OK;
-    if (ls_group_rank(ddp->group) == 0) status = ls_group_alloc_shared(ddp->group, bytes, &block);
+    if (ls_group_rank(ddp->shard_group) == 0)
+        status = ls_group_alloc_shared(ddp->group, bytes, &block);
     if (block) /* all that will ever come are counted before anybody could leave */
-        atomic_store(&((lsi_values_head *)block)->n_users, ls_group_world_size(ddp->group));
+        atomic_store(&((lsi_values_head *)block)->n_users, ls_group_world_size(ddp->shard_group));
     LSI_TRY(find_shared(ddp, block, bytes)); /* also when there is none: the others wait for it */
     return status;
 }
@@ -56,7 +59,7 @@ static bool are_shared(const ls_ddp *ddp) {
 
 /* Own bytes: of a shared copy a rank has its part. */
 static void note_bytes(ls_ddp *ddp) {
-    int n_ranks = are_shared(ddp) ? ls_group_world_size(ddp->group) : 1;
+    int n_ranks = are_shared(ddp) ? ls_group_world_size(ddp->shard_group) : 1;
     ddp->values.noted_bytes = ddp->plan.total_value_bytes / n_ranks;
     lsi_mem_note(LSI_MEM_PARAMS, ddp->values.noted_bytes);
 }
@@ -73,25 +76,97 @@ static size_t value_bytes(const ls_ddp *ddp, int index) {
     return (size_t)ddp->params[index].count * ls_dtype_bytes(ddp->params[index].dtype);
 }
 
+/* What has no memory at first is filled later. */
 static void move(ls_ddp *ddp, bool copy) {
     for (int i = 0; i < ddp->n_params; i++) {
         ls_param *param = &ddp->params[i];
         if (lsi_ddp_is_frozen(ddp, i)) continue;
-        ddp->values.given[i] = param->data;
         if (copy && param->count > 0) memcpy(value_at(ddp, i), param->data, value_bytes(ddp, i));
         param->data = value_at(ddp, i);
     }
 }
 
-ls_status lsi_ddp_move_values(ls_ddp *ddp) {
-    ddp->values.given = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof(void *));
-    LSI_TRY(lsi_check_alloc(ddp->values.given));
+static ls_status move_whole(ls_ddp *ddp) {
+    bool fills = ddp->opts.fill != NULL;
     LSI_TRY(are_shared(ddp) ? take_shared(ddp) : take_private(ddp));
     note_bytes(ddp);
-    move(ddp, !are_shared(ddp) || ls_group_rank(ddp->group) == 0);
-    if (are_shared(ddp)) LSI_TRY(ls_barrier(ddp->group, NULL));
+    move(ddp, !fills && (!are_shared(ddp) || ls_group_rank(ddp->shard_group) == 0));
+    if (fills) {
+        LSI_TRY(lsi_ddp_fill_pieces(ddp));
+        LSI_TRY(lsi_ddp_spread_values(ddp));
+        LSI_TRY(lsi_ddp_await_values(ddp));
+    } else if (are_shared(ddp)) {
+        LSI_TRY(ls_barrier(ddp->shard_group, NULL));
+    }
     ddp->values.is_there = true;
     return LS_OK;
+}
+
+ls_status lsi_ddp_move_values(ls_ddp *ddp) {
+    ddp->values.given = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof(void *));
+    ddp->values.works = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->plan.n_buckets, sizeof(ls_work *));
+    if (!ddp->values.given || !ddp->values.works) return LS_ERR_MEMORY;
+    for (int i = 0; i < ddp->n_params; i++) ddp->values.given[i] = ddp->params[i].data;
+    return lsi_ddp_gathers(ddp) ? lsi_ddp_shard_values(ddp) : move_whole(ddp);
+}
+
+/* ---- pieces ---- */
+
+void *lsi_ddp_piece_value(const ls_ddp *ddp, const lsi_piece *piece) {
+    const ls_param *param = &ddp->params[piece->param];
+    int64_t elem_bytes = (int64_t)ls_dtype_bytes(param->dtype);
+    if (!lsi_ddp_gathers(ddp)) return (unsigned char *)param->data + piece->begin * elem_bytes;
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    int bucket = ddp->plan.bucket_of[piece->param];
+    int64_t in_bucket = ddp->plan.offset_of[piece->param] + piece->begin;
+    int64_t in_slice = in_bucket - lsi_shard_cut(plan, bucket, plan->rank);
+    int64_t slice_at = ddp->units.slice_at[(int64_t)bucket * plan->n_ranks + plan->rank];
+    return ddp->units.shard + slice_at + in_slice * elem_bytes;
+}
+
+/* BF16, by way of float32. */
+static ls_status fill_narrow(ls_ddp *ddp, const lsi_piece *piece, float *wide, int64_t n_wide) {
+    uint16_t *to = lsi_ddp_piece_value(ddp, piece);
+    for (int64_t done = 0; done < piece->count; done += n_wide) {
+        int64_t n = piece->count - done < n_wide ? piece->count - done : n_wide;
+        LSI_TRY(ddp->opts.fill(ddp->opts.fill_context, piece->param, piece->begin + done, n, wide));
+        for (int64_t i = 0; i < n; i++) to[done + i] = lsi_f32_to_bf16(wide[i]);
+    }
+    return LS_OK;
+}
+
+static ls_status fill_piece(ls_ddp *ddp, const lsi_piece *piece) {
+    enum { WIDE = 4096 };
+    float wide[WIDE];
+    const ls_param *param = &ddp->params[piece->param];
+    void *to = lsi_ddp_piece_value(ddp, piece);
+    size_t bytes = ls_dtype_bytes(param->dtype);
+    if (ddp->opts.fill && param->dtype == LS_DTYPE_BF16) return fill_narrow(ddp, piece, wide, WIDE);
+    if (ddp->opts.fill)
+        return ddp->opts.fill(ddp->opts.fill_context, piece->param, piece->begin, piece->count, to);
+    memcpy(to, (unsigned char *)param->data + (size_t)piece->begin * bytes,
+           (size_t)piece->count * bytes);
+    return LS_OK;
+}
+
+ls_status lsi_ddp_fill_pieces(ls_ddp *ddp) {
+    for (int k = 0; k < ddp->states.plan.n_pieces; k++) {
+        const lsi_piece *piece = &ddp->states.plan.pieces[k];
+        LSI_TRY(lsi_context(fill_piece(ddp, piece), "ddp: values of parameter %s",
+                            ddp->params[piece->param].name));
+        LSI_TRY(lsi_ddp_piece_is_written(ddp, piece));
+    }
+    return LS_OK;
+}
+
+/* Small ones wait for the end of the update: each call waits for the disk. */
+ls_status lsi_ddp_piece_is_written(ls_ddp *ddp, const lsi_piece *piece) {
+    enum { SMALL_BYTES = 1 << 16 };
+    lsi_spill *spill = ddp->units.spill;
+    int64_t bytes = piece->count * (int64_t)ls_dtype_bytes(ddp->params[piece->param].dtype);
+    if (!spill || bytes < SMALL_BYTES) return LS_OK;
+    int64_t offset = (unsigned char *)lsi_ddp_piece_value(ddp, piece) - ddp->units.shard;
+    return lsi_context(lsi_spill_is_done(spill, offset, bytes, true), "ddp: offloaded parameters");
 }
 
 /* ---- the end ---- */
@@ -108,37 +183,86 @@ static void release(ls_ddp *ddp) {
     v->head = NULL;
 }
 
+/* Whoever has a shard only cannot give back the whole, but where the ddp was not even made. */
 void lsi_ddp_return_values(ls_ddp *ddp) {
     lsi_values *v = &ddp->values;
-    for (int i = 0; i < ddp->n_params && v->at && v->given; i++) {
-        if (!v->given[i]) continue;
-        if (!v->is_kept && v->is_there) memcpy(v->given[i], value_at(ddp, i), value_bytes(ddp, i));
-        ddp->params[i].data = v->is_kept ? NULL : v->given[i];
+    bool are_lost = v->is_kept || lsi_ddp_gathers(ddp);
+    for (int i = 0; i < ddp->n_params && v->given; i++) {
+        if (lsi_ddp_is_frozen(ddp, i)) continue;
+        if (v->given[i] && v->is_there && !are_lost)
+            memcpy(v->given[i], value_at(ddp, i), value_bytes(ddp, i));
+        ddp->params[i].data = v->is_there && are_lost ? NULL : v->given[i];
     }
     release(ddp);
     lsi_free(v->given);
+    lsi_free(v->works);
     v->given = NULL;
+    v->works = NULL;
 }
 
 void ls_ddp_keep_values(ls_ddp *ddp) {
     ddp->values.is_kept = true;
 }
 
-/* ---- after an update ---- */
+/* ---- after an update ----
+ *
+ * Private copies are gathered bucket by bucket, last bucket first: the first unit's parameters. A
+ * loop that says which unit uses what (opts.uses) waits for a unit's buckets when it gets there;
+ * others wait at once. */
 
-static ls_status gather_bucket(ls_ddp *ddp, int index) {
+static ls_status in_bucket(int index, ls_status status) {
+    return lsi_context(status, "ddp: parameters of bucket %d", index);
+}
+
+static ls_status post_gather(ls_ddp *ddp, int index) {
     const lsi_bucket *bucket = &ddp->plan.buckets[index];
     const lsi_shard_plan *plan = &ddp->states.plan;
     unsigned char *whole = ddp->values.at + bucket->value_offset_bytes;
     int64_t elem_bytes = (int64_t)ls_dtype_bytes(bucket->value_dtype);
-    return lsi_context(
-        ls_all_gather_v(ddp->group, whole + lsi_shard_cut(plan, index, plan->rank) * elem_bytes,
-                        whole, lsi_shard_counts(plan, index), bucket->value_dtype, NULL),
-        "ddp: parameters of bucket %d", index);
+    return in_bucket(index,
+                     ls_all_gather_v(ddp->shard_group,
+                                     whole + lsi_shard_cut(plan, index, plan->rank) * elem_bytes,
+                                     whole, lsi_shard_counts(plan, index), bucket->value_dtype,
+                                     &ddp->values.works[index]));
+}
+
+static ls_status await_gather(ls_ddp *ddp, int index) {
+    ls_work *work = ddp->values.works[index];
+    ddp->values.works[index] = NULL;
+    return work ? in_bucket(index, ls_work_wait(work, -1)) : LS_OK;
+}
+
+static bool unit_uses(const ls_ddp *ddp, int unit, int index) {
+    const lsi_bucket *bucket = &ddp->plan.buckets[index];
+    for (int k = bucket->first; k < bucket->first + bucket->n_params; k++)
+        if (lsi_unit_uses_param(&ddp->units.plan, unit, ddp->plan.sequence[k])) return true;
+    return false;
+}
+
+ls_status lsi_ddp_await_unit(ls_ddp *ddp, int unit) {
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->values.works; b++)
+        if (ddp->values.works[b] && unit_uses(ddp, unit, b)) LSI_TRY(await_gather(ddp, b));
+    return LS_OK;
+}
+
+ls_status lsi_ddp_await_values(ls_ddp *ddp) {
+    for (int b = ddp->plan.n_buckets - 1; b >= 0 && ddp->values.works; b--)
+        LSI_TRY(await_gather(ddp, b));
+    return LS_OK;
+}
+
+/* The group keeps a limited number of works. */
+static ls_status gather_all(ls_ddp *ddp) {
+    int n = ddp->plan.n_buckets;
+    for (int b = n - 1; b >= 0; b--) {
+        if (b + MAX_IN_FLIGHT < n) LSI_TRY(await_gather(ddp, b + MAX_IN_FLIGHT));
+        LSI_TRY(post_gather(ddp, b));
+    }
+    return ddp->units.plan.n_units > 0 ? LS_OK : lsi_ddp_await_values(ddp);
 }
 
 ls_status lsi_ddp_spread_values(ls_ddp *ddp) {
-    if (are_shared(ddp)) return lsi_context(ls_barrier(ddp->group, NULL), "ddp: update");
-    for (int b = 0; b < ddp->plan.n_buckets; b++) LSI_TRY(gather_bucket(ddp, b));
-    return LS_OK;
+    if (lsi_ddp_gathers(ddp)) return lsi_ddp_renew_units(ddp);
+    if (are_shared(ddp)) return lsi_context(ls_barrier(ddp->shard_group, NULL), "ddp: update");
+    return gather_all(ddp);
 }

@@ -48,6 +48,7 @@ static void finish(lsi_deal *deal) {
 ls_status lsi_deal_micro_batches(lsi_deal *deal, int64_t n_micro_batches, int n_ranks,
                                  bool reproducible) {
     deal->n_ranks = n_ranks;
+    deal->group_order.n_ranks = 0;
     if (n_ranks < 1 || n_ranks > LSI_MAX_RANKS)
         return lsi_fail(LS_ERR_ARGUMENT, "%d ranks, expected 1 to %d", n_ranks, LSI_MAX_RANKS);
     if (n_micro_batches < n_ranks)
@@ -70,20 +71,33 @@ ls_status lsi_deal_micro_batches(lsi_deal *deal, int64_t n_micro_batches, int n_
     return LS_OK;
 }
 
-ls_status lsi_deal_rounds(lsi_deal *deal, int64_t n_micro_batches, int n_ranks) {
-    LSI_TRY(lsi_deal_micro_batches(deal, n_micro_batches, n_ranks, false));
-    for (int r = 0; r < n_ranks; r++) deal->first[r] = r;
-    deal->step = n_ranks;
+ls_status lsi_deal_rounds(lsi_deal *deal, int64_t n_micro_batches, int n_ranks, int group_size,
+                          bool reproducible) {
+    lsi_deal groups;
+    int n_groups = n_ranks / group_size;
+    LSI_TRY(lsi_deal_micro_batches(&groups, n_micro_batches, n_groups, reproducible));
+    *deal = (lsi_deal){.n_ranks = n_ranks, .step = group_size, .group_order = groups.order};
+    lsi_order_default(&deal->order, n_ranks);
+    for (int g = 0; g < n_groups; g++) {
+        if (groups.count[g] % group_size != 0)
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "the %lld micro-batches of group %d cannot be shared equally by its %d "
+                            "ranks",
+                            (long long)groups.count[g], g, group_size);
+        for (int r = 0; r < group_size; r++) {
+            deal->first[g * group_size + r] = groups.first[g] + r;
+            deal->count[g * group_size + r] = groups.count[g] / group_size;
+        }
+    }
+    deal->largest = groups.largest / group_size;
     return LS_OK;
 }
 
+/* Group by group (a rank alone is one), then in rounds. */
 int lsi_deal_find(const lsi_deal *deal, int64_t number, int64_t *i) {
-    int rank = 0;
-    if (deal->step > 1) {
-        rank = (int)(number % deal->n_ranks);
-    } else {
-        while (number >= deal->first[rank] + deal->count[rank]) rank++;
-    }
-    *i = (number - deal->first[rank]) / deal->step;
-    return rank;
+    int size = (int)deal->step, rank = 0;
+    while (number >= deal->first[rank] + deal->count[rank] * deal->step) rank += size;
+    int64_t in_group = number - deal->first[rank];
+    *i = in_group / size;
+    return rank + (int)(in_group % size);
 }

@@ -1,7 +1,6 @@
 /* Each parameter alone, then neighbours in the order of names and in the order of addresses. */
 #include "parallel/params.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +21,9 @@ static bool shape_gives_count(const ls_param *param) {
     return product == param->count;
 }
 
-static ls_status check_one(const char *what, const ls_param *param, int index) {
-    if (!param->name || param->count < 0 || (param->count > 0 && !param->data))
+static ls_status check_one(const char *what, const ls_param *param, int index, bool is_filled) {
+    bool lacks_data = param->count > 0 && !param->data && !is_filled;
+    if (!param->name || param->count < 0 || lacks_data)
         return lsi_fail(LS_ERR_ARGUMENT, "ddp: %s %d needs a name, a count >= 0 and data", what,
                         index);
     if (ls_dtype_bytes(param->dtype) == 0 || (what[0] == 'p' && !is_trainable(param->dtype)))
@@ -68,7 +68,7 @@ static bool overlap(const ls_param *low, const ls_param *high) {
 static ls_status check_memory(const char *what, const ls_param **list, int n) {
     int n_filled = 0;
     for (int i = 0; i < n; i++)
-        if (list[i]->count > 0) list[n_filled++] = list[i];
+        if (list[i]->count > 0 && list[i]->data) list[n_filled++] = list[i];
     qsort(list, (size_t)n_filled, sizeof *list, by_address);
     for (int i = 1; i < n_filled; i++)
         if (overlap(list[i - 1], list[i]))
@@ -79,11 +79,15 @@ static ls_status check_memory(const char *what, const ls_param **list, int n) {
     return LS_OK;
 }
 
-ls_status lsi_check_params(const char *what, const ls_param *params, int n_params) {
+ls_status lsi_check_params(const char *what, const ls_param *params, int n_params,
+                           bool are_filled) {
     if (n_params < 0 || (n_params > 0 && !params))
         return lsi_fail(LS_ERR_ARGUMENT, "ddp: %d %ss%s, expected a list of 0 or more", n_params,
                         what, params ? "" : " at NULL");
-    for (int i = 0; i < n_params; i++) LSI_TRY(check_one(what, &params[i], i));
+    for (int i = 0; i < n_params; i++) {
+        bool is_frozen = params[i].flags & LS_PARAM_FROZEN;
+        LSI_TRY(check_one(what, &params[i], i, are_filled && !is_frozen));
+    }
     const ls_param **list = lsi_calloc(LSI_MEM_OTHER, (size_t)n_params, sizeof *list);
     LSI_TRY(lsi_check_alloc(list));
     for (int i = 0; i < n_params; i++) list[i] = &params[i];

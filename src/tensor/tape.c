@@ -282,9 +282,10 @@ void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t) {
     t->grad = NULL;
 }
 
-/* All that the output of a node is made from is there, or can be made again itself. */
+/* All that the output of a node is made from is there, or can be made again itself, in the same
+ * unit: in backward a strategy may have taken away the parameters of others. */
 static bool can_remake(const lsi_tape *tape, const lsi_tensor *t) {
-    if (t->producer == 0) return false;
+    if (t->producer == 0 || t->unit != tape->unit) return false;
     const lsi_node *node = &tape->nodes[t->producer - 1];
     if (!node->again) return false;
     for (int i = 0; i < LSI_NODE_INPUTS; i++) {

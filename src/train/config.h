@@ -32,7 +32,9 @@ typedef struct lsi_train_config {
     int64_t warmup_steps;
     const char *schedule;
     /* strategy */
-    const char *strategy, *replicas;
+    const char *strategy, *replicas, *unit, *reshard, *offload, *offload_dir, *reduce_dtype;
+    int64_t shard_group, prefetch, persist_below;
+    double gather_limit_mb;
     /* gradients */
     const char *grad_average, *on_nonfinite, *freeze;
     int64_t max_skips, check_weights_every;
@@ -48,7 +50,7 @@ typedef struct lsi_train_config {
     /* output */
     const char *out, *json, *trace, *recorder, *config;
     int64_t log_every;
-    bool profile, print_buckets;
+    bool profile, print_buckets, print_memory;
 } lsi_train_config;
 
 extern const lsi_opt lsi_train_options[];
@@ -72,6 +74,9 @@ typedef struct lsi_run_plan {
     int64_t n_checkpointed; /* blocks whose activations are computed again */
     int strategy;           /* LS_STRATEGY_… */
     int replicas;           /* LS_REPLICAS_… */
+    int shard_size;         /* workers of a shard group; 0: all */
+    int reshard;            /* as ls_ddp_opts.reshard_after_forward */
+    int offload;            /* LS_OFFLOAD_… */
     int average;            /* LS_AVERAGE_… */
     int hook;               /* LS_HOOK_…; 0: none */
     bool skips;             /* steps that are not finite; else they end the run */

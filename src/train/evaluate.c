@@ -73,7 +73,9 @@ static ls_status run(lsi_worker *w, const evaluation *e, int64_t batch, outcome 
 static ls_status run_all(lsi_worker *w, const evaluation *e, double *loss, double *accuracy) {
     outcome *mine = e->outcomes + w->rank * e->share;
     int64_t first = w->rank * e->share;
-    for (int64_t i = 0; i < e->share && first + i < e->n_batches; i++)
+    /* Where units are gathered all ranks make equally many passes, the last ones over nothing. */
+    bool all_alike = w->plan->replicas == LS_REPLICAS_PRIVATE;
+    for (int64_t i = 0; i < e->share && (all_alike || first + i < e->n_batches); i++)
         LSI_TRY(run(w, e, first + i, &mine[i]));
     LSI_TRY(ls_all_gather(w->group, mine, e->outcomes, 2 * e->share, LS_DTYPE_F32, NULL));
     double sum = 0, n_right = 0;

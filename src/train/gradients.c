@@ -4,7 +4,9 @@
 
 #include "base/mem.h"
 #include "base/trace.h"
+#include "nn/units.h"
 #include "observe/bucket_table.h"
+#include "parallel/hybrid.h"
 #include "train/worker.h"
 
 /* ---- set-up ---- */
@@ -57,10 +59,26 @@ static ls_status set_up_hook(lsi_worker *w) {
     return ls_hook_create((ls_hook_kind)w->plan->hook, &opts, &w->hook);
 }
 
-ls_status lsi_worker_set_up_ddp(lsi_worker *w) {
+/* What each unit of the model uses, in the words of the ddp. */
+static ls_status find_uses(lsi_worker *w, ls_unit_use **uses, int *n_uses) {
+    lsi_unit_use *list = NULL;
+    *uses = NULL;
+    *n_uses = 0;
+    if (w->plan->strategy == LS_STRATEGY_DDP || w->plan->replicas != LS_REPLICAS_PRIVATE)
+        return LS_OK;
+    LSI_TRY(lsi_units_of(w->model, &list, n_uses));
+    ls_status status = lsi_units_merge(w->model, w->config->unit, &list, n_uses);
+    if (status == LS_OK) *uses = lsi_calloc(LSI_MEM_OTHER, (size_t)*n_uses, sizeof **uses);
+    if (status == LS_OK && !*uses) status = LS_ERR_MEMORY;
+    for (int k = 0; k < *n_uses && status == LS_OK; k++)
+        (*uses)[k] = (ls_unit_use){list[k].unit, list[k].param};
+    lsi_free(list);
+    return status;
+}
+
+static ls_status create_ddp(lsi_worker *w, const ls_unit_use *uses, int n_uses) {
     const lsi_train_config *c = w->config;
-    LSI_TRY(freeze(w));
-    LSI_TRY(set_up_hook(w));
+    bool gathers = uses && w->plan->strategy == LS_STRATEGY_ZERO3;
     const ls_ddp_opts opts = {.struct_size = sizeof opts,
                               .bucket_cap_mb = c->bucket_cap_mb,
                               .first_bucket_mb = c->first_bucket_mb,
@@ -71,24 +89,37 @@ ls_status lsi_worker_set_up_ddp(lsi_worker *w) {
                               .hook = w->hook,
                               .strategy = w->plan->strategy,
                               .replicas = w->plan->replicas,
-                              .masters = w->masters};
-    LSI_TRY(ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp));
+                              .masters = w->masters,
+                              .shard_size = w->plan->shard_size,
+                              .uses = uses,
+                              .n_uses = n_uses,
+                              .prefetch = gathers ? (c->prefetch == 0 ? -1 : (int)c->prefetch) : 0,
+                              .reshard_after_forward = w->plan->reshard,
+                              .gather_limit_mb = c->gather_limit_mb,
+                              .persist_below = c->persist_below,
+                              .offload = w->plan->offload,
+                              .offload_dir = c->offload_dir ? c->offload_dir : c->out,
+                              .reduce_dtype =
+                                  strcmp(c->reduce_dtype, "bf16") == 0 ? LS_DTYPE_BF16 : 0,
+                              .fill = w->fill,
+                              .fill_context = w->fill_context};
+    return ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp);
+}
+
+ls_status lsi_worker_set_up_ddp(lsi_worker *w) {
+    ls_unit_use *uses = NULL;
+    int n_uses = 0;
+    LSI_TRY(freeze(w));
+    LSI_TRY(set_up_hook(w));
+    LSI_TRY(find_uses(w, &uses, &n_uses));
+    ls_status status = create_ddp(w, uses, n_uses);
+    lsi_free(uses);
+    LSI_TRY(status);
+    lsi_ddp_set_group_order(w->ddp, &w->plan->deal.group_order);
     if (w->plan->strategy == LS_STRATEGY_DDP) return LS_OK;
     ls_ddp_keep_values(w->ddp);
     lsi_model_release(w->model);
     lsi_mem_reset_peaks(); /* the model was there twice for a moment */
-    return LS_OK;
-}
-
-ls_status lsi_worker_collect_values(lsi_worker *w) {
-    if (w->plan->strategy == LS_STRATEGY_DDP || w->plan->dtype == LS_DTYPE_F32) return LS_OK;
-    LSI_TRY(lsi_model_make_room(w->model));
-    for (int i = 0; i < w->model->n_params; i++) {
-        const ls_param *param = &w->model->params[i];
-        bool is_frozen = param->flags & LS_PARAM_FROZEN;
-        if (param->dtype == LS_DTYPE_BF16 && !is_frozen)
-            LSI_TRY(ls_ddp_get_values(w->ddp, i, lsi_model_values(w->model, i)));
-    }
     return LS_OK;
 }
 
@@ -176,7 +207,8 @@ ls_status lsi_worker_print_buckets(lsi_worker *w) {
                                    .first_param = w->model->params[info.first_param].name,
                                    .ready_ms = info.ready_ms - forward_ms,
                                    .posted_ms = info.posted_ms - forward_ms,
-                                   .done_ms = info.done_ms - forward_ms};
+                                   .done_ms = info.done_ms - forward_ms,
+                                   .n_gathers = info.n_gathers};
     }
     lsi_bucket_print(rows, n, (double)w->times.last_backward_ns / 1e6, w->job->out);
     lsi_free(rows);

@@ -16,7 +16,8 @@
     { name, 0, LSI_OPT_CHOICE, AT(field), NULL, initial, 0, 0, choices, group, help }
 
 static const char DATA[] = "Data", MODEL[] = "Model", WORK[] = "Work", OPTIMIZER[] = "Optimizer",
-                  GRADIENTS[] = "Gradients", COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
+                  SHARDING[] = "Sharding", GRADIENTS[] = "Gradients",
+                  COMMUNICATION[] = "Communication", OUTPUT[] = "Output";
 
 const lsi_opt lsi_train_options[] = {
     TEXT("data", data, "FILE", NULL, DATA,
@@ -86,12 +87,37 @@ const lsi_opt lsi_train_options[] = {
     BOOL("reproducible", reproducible, WORK,
          "The same bits for any number of workers: adds micro-batches in a fixed tree."),
 
-    CHOICE("strategy", strategy, "ddp", "ddp|zero1|zero2|zero3|fsdp", WORK,
+    CHOICE("strategy", strategy, "ddp", "ddp|zero1|zero2|zero3|fsdp|hybrid", SHARDING,
            "What is sharded over the workers. ddp: nothing. zero1: optimizer states, each worker "
-           "updates its part. zero2: gradients as well. zero3 (or fsdp): "
-           "parameters as well, of which the workers have one copy together (docs/sharding.md)."),
-    CHOICE("replicas", replicas, "shared", "shared|private", WORK,
-           "Sharded strategies: one copy of the parameters for all workers, or one each."),
+           "updates its part. zero2: gradients as well. zero3 (or fsdp): parameters as well. "
+           "hybrid: zero3 in groups of workers that have replicas of each other "
+           "(docs/sharding.md)."),
+    CHOICE("replicas", replicas, "shared", "shared|private", SHARDING,
+           "Parameters of sharded strategies. shared: one copy for all workers. private: one each; "
+           "of zero3 and hybrid the shard, and units while they are in use."),
+    INT("shard-group", shard_group, "workers", "0", 0, LSI_MAX_RANKS, SHARDING,
+        "hybrid: workers of a group, of consecutive ranks (0: all workers of a machine)."),
+    TEXT("unit", unit, "WHICH", "block", SHARDING,
+         "zero3 with private replicas: what is gathered at a time. block: each block of the model. "
+         "A number: blocks together until they have so many parameters. Words with commas between "
+         "them: a unit begins at each block with a parameter whose name begins with one of them."),
+    INT("prefetch", prefetch, "units", "1", 0, 1000, SHARDING,
+        "Units that are gathered ahead, forward and backward."),
+    TEXT("reshard", reshard, "yes|no|K", "yes", SHARDING,
+         "Units after their forward pass: given up and gathered again for backward, kept, or kept "
+         "in parts by groups of K workers, which gather them again among themselves."),
+    FLOAT("gather-limit-mb", gather_limit_mb, "0", 0, 1e9, SHARDING,
+          "No unit is gathered ahead beyond so many MiB of gathered units (0: no limit)."),
+    INT("persist-below", persist_below, "elements", "0", 0, 1e15, SHARDING,
+        "Smaller parameters stay whole on every worker."),
+    CHOICE("reduce-dtype", reduce_dtype, "f32", "f32|bf16", SHARDING,
+           "Type in which gradients of sharded strategies are sent; they are added in float32, and "
+           "what is kept is float32."),
+    CHOICE("offload", offload, "none", "none|optimizer|params", SHARDING,
+           "Keeps states in a file instead of memory: those of the optimizer, or the shards of "
+           "parameters as well."),
+    TEXT("offload-dir", offload_dir, "FOLDER", NULL, SHARDING,
+         "Where that file is made, nameless; a local disk (default: the run folder)."),
 
     FLOAT("lr", lr, "0.001", 1e-12, 1e3, OPTIMIZER, "Peak learning rate of AdamW."),
     FLOAT("min-lr", min_lr, "-1", -1, 1e3, OPTIMIZER,
@@ -173,6 +199,9 @@ const lsi_opt lsi_train_options[] = {
          "products. The first step is left out."),
     BOOL("print-buckets", print_buckets, OUTPUT,
          "Prints at the end what was in each bucket of gradients and when it was sent."),
+    BOOL("print-memory", print_memory, OUTPUT,
+         "Prints at the end the bytes of each kind that the formulas of docs/sharding.md give, and "
+         "what each worker had, at the end and at peak."),
     TEXT("config", config, "FILE", NULL, OUTPUT,
          "Reads options from a JSON file, for example run.json of an earlier run."),
     {0},

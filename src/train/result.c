@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/file.h"
-#include "checkpoint/model_folder.h"
 #include "tensor/gemm.h"
 #include "train/worker.h"
 
@@ -16,12 +15,10 @@
 ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BYTES]) {
     enum { WORDS = 64 / sizeof(float) };
     char all[LSI_MAX_RANKS][64];
-    if (w->plan->hook == LS_HOOK_NOOP) { /* replicas differ by intention */
-        lsi_model_sha256(w->model, sha256);
-        return LS_OK;
-    }
+    if (w->plan->hook == LS_HOOK_NOOP) /* replicas differ by intention */
+        return lsi_model_sha256_from(w->model, lsi_worker_get_values, w, sha256);
     LSI_TRY(ls_ddp_check_weights(w->ddp)); /* names the parameter */
-    lsi_model_sha256(w->model, sha256);
+    LSI_TRY(lsi_model_sha256_from(w->model, lsi_worker_get_values, w, sha256));
     LSI_TRY(ls_all_gather(w->group, sha256, all, WORDS, LS_DTYPE_F32, NULL));
     for (int r = 1; r < w->n_ranks; r++)
         if (memcmp(all[0], all[r], sizeof all[0]) != 0)
@@ -30,29 +27,6 @@ ls_status lsi_worker_agree_weights(lsi_worker *w, char sha256[LSI_SHA256_TEXT_BY
                             "weights %.12s…, rank %d has %.12s…",
                             w->n_done, all[0], r, all[r]);
     return LS_OK;
-}
-
-/* ---- memory of all ranks ---- */
-
-typedef struct memory_row {
-    int64_t peak_bytes[LSI_MEM_N_KINDS];
-    int64_t peak_rss_bytes;
-} memory_row;
-
-static ls_status gather_memory(lsi_worker *w, memory_row rows[LSI_MAX_RANKS]) {
-    memory_row mine;
-    /* Libraries only grow; asked at the end, they have their largest size. */
-    lsi_mem_note(LSI_MEM_OTHER, lsi_mem_library_bytes() + lsi_region_control_bytes(w->region));
-    for (int kind = 0; kind < LSI_MEM_N_KINDS; kind++)
-        mine.peak_bytes[kind] = lsi_mem_peak((lsi_mem_kind)kind);
-    mine.peak_rss_bytes = lsi_mem_peak_rss_bytes();
-    return ls_all_gather(w->group, &mine, rows, sizeof mine / sizeof(float), LS_DTYPE_F32, NULL);
-}
-
-static int64_t total_bytes(const memory_row *row) {
-    int64_t total = 0;
-    for (int kind = 0; kind < LSI_MEM_N_KINDS; kind++) total += row->peak_bytes[kind];
-    return total;
 }
 
 /* ---- JSON ---- */
@@ -68,17 +42,26 @@ static json_t *list_of(const double *values, int64_t n) {
     return list;
 }
 
-static void add_memory(json_t *result, const lsi_worker *w, const memory_row *rows) {
+static json_t *memory_of(int rank, const lsi_memory_row *row, int64_t peer_bytes) {
+    json_t *object = json_object();
+    json_object_set_new(object, "rank", json_integer(rank));
+    json_object_set_new(object, "now_bytes", lsi_memory_to_json(row->now_bytes));
+    json_object_set_new(object, "peak_bytes", lsi_memory_to_json(row->peak_bytes));
+    json_object_set_new(object, "peak_total_bytes", json_integer(lsi_memory_peak_bytes(row)));
+    json_object_set_new(object, "peer_bytes", json_integer(peer_bytes));
+    json_object_set_new(object, "file_bytes", json_integer(row->file_bytes));
+    json_object_set_new(object, "now_rss_bytes", json_integer(row->now_rss_bytes));
+    json_object_set_new(object, "peak_rss_bytes", json_integer(row->peak_rss_bytes));
+    return object;
+}
+
+static void add_memory(json_t *result, const lsi_worker *w, const lsi_memory_row *rows) {
     json_t *ranks = json_array(), *rss = json_array();
-    int largest = 0;
+    int largest = lsi_memory_largest(rows, w->n_ranks);
+    lsi_mem_estimate expected;
+    lsi_worker_expect_memory(w, &expected);
     for (int r = 0; r < w->n_ranks; r++) {
-        if (total_bytes(&rows[r]) > total_bytes(&rows[largest])) largest = r;
-        json_t *row = json_object();
-        json_object_set_new(row, "rank", json_integer(r));
-        json_object_set_new(row, "peak_bytes", lsi_memory_to_json(rows[r].peak_bytes));
-        json_object_set_new(row, "peak_total_bytes", json_integer(total_bytes(&rows[r])));
-        json_object_set_new(row, "peak_rss_bytes", json_integer(rows[r].peak_rss_bytes));
-        json_array_append_new(ranks, row);
+        json_array_append_new(ranks, memory_of(r, &rows[r], expected.peer_bytes));
         json_array_append_new(rss, json_integer(rows[r].peak_rss_bytes));
     }
     json_object_set_new(result, "peak_bytes", lsi_memory_to_json(rows[largest].peak_bytes));
@@ -86,7 +69,7 @@ static void add_memory(json_t *result, const lsi_worker *w, const memory_row *ro
     json_object_set_new(result, "ranks", ranks);
 }
 
-static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *rows) {
+static json_t *make_result(lsi_worker *w, const char *sha256, const lsi_memory_row *rows) {
     const lsi_run_plan *p = w->plan;
     json_t *result = json_pack(
         "{s:s, s:i, s:I, s:o, s:o, s:s, s:f, s:I, s:I, s:I, s:i, s:s, s:s}", "strategy",
@@ -117,7 +100,7 @@ static json_t *make_result(lsi_worker *w, const char *sha256, const memory_row *
 
 /* ---- summary ---- */
 
-static void print_summary(lsi_worker *w, const memory_row *rows) {
+static void print_summary(lsi_worker *w, const lsi_memory_row *rows) {
     FILE *out = w->job->out;
     const lsi_run_plan *p = w->plan;
     char memory[32], time[32];
@@ -154,8 +137,8 @@ static void print_summary(lsi_worker *w, const memory_row *rows) {
 }
 
 ls_status lsi_worker_report(lsi_worker *w, const char *sha256) {
-    memory_row rows[LSI_MAX_RANKS];
-    LSI_TRY(gather_memory(w, rows));
+    lsi_memory_row rows[LSI_MAX_RANKS];
+    LSI_TRY(lsi_worker_gather_memory(w, rows));
     if (w->rank != 0) return LS_OK;
     lsi_progress_destroy(w->progress);
     w->progress = NULL;
@@ -163,6 +146,10 @@ ls_status lsi_worker_report(lsi_worker *w, const char *sha256) {
     if (w->config->print_buckets) {
         fputc('\n', w->job->out);
         LSI_TRY(lsi_worker_print_buckets(w));
+    }
+    if (w->config->print_memory) {
+        fputc('\n', w->job->out);
+        lsi_worker_print_memory(w, rows);
     }
     if (!w->config->json) return LS_OK;
     json_t *result = make_result(w, sha256, rows);

@@ -10,7 +10,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/trace.h"
-#include "checkpoint/model_folder.h"
 #include "optim/threads.h"
 #include "tensor/gemm.h"
 
@@ -46,29 +45,11 @@ static ls_status set_up_data(lsi_worker *w) {
     return w->inputs && w->targets ? LS_OK : LS_ERR_MEMORY;
 }
 
-static ls_status make_model(lsi_worker *w) {
-    char *tokenizer = NULL;
-    if (w->config->init) {
-        LSI_TRY(lsi_model_load(w->config->init, &w->model, &tokenizer));
-        lsi_free(tokenizer);
-        w->model->config.dropout = w->plan->model.dropout;
-        return LS_OK;
-    }
-    LSI_TRY(lsi_model_create(w->plan->model_class, &w->plan->model, &w->model));
-    lsi_model_init(w->model, (uint64_t)w->config->seed);
-    return LS_OK;
-}
-
 static ls_status set_up_model(lsi_worker *w) {
-    LSI_TRY(make_model(w));
-    if (w->plan->dtype == LS_DTYPE_BF16) {
-        LSI_TRY(lsi_model_narrow(w->model));
-        lsi_mem_reset_peaks(); /* until here the masters counted as parameters */
-    }
-    size_t n_params = (size_t)w->model->n_params;
-    LSI_TRY(lsi_check_alloc(w->masters = lsi_calloc(LSI_MEM_OTHER, n_params, sizeof *w->masters)));
-    for (int i = 0; i < w->model->n_params; i++) w->masters[i] = lsi_model_values(w->model, i);
-    return lsi_worker_set_up_ddp(w);
+    LSI_TRY(lsi_worker_make_model(w));
+    LSI_TRY(lsi_worker_set_up_ddp(w));
+    lsi_worker_close_source(w);
+    return LS_OK;
 }
 
 /* Statistics of synchronised batch norm. */
@@ -130,7 +111,9 @@ static void clean_up(lsi_worker *w) {
     lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);
     lsi_free(w->masters);
+    lsi_free(w->gathered);
     lsi_worker_clean_up_ddp(w);
+    lsi_worker_close_source(w);
     lsi_model_destroy(w->model);
     lsi_free(w->inputs);
     lsi_free(w->targets);
@@ -175,17 +158,19 @@ static ls_status train(lsi_worker *w) {
 
 enum { SAVE_TIMEOUT_MS = 3600 * 1000 };
 
+/* Rank 0 writes; the others help it to get the values. If it fails in the middle, they hear of it
+ * while they wait for the next one. */
 static ls_status save(lsi_worker *w) {
-    if (w->rank != 0) return LS_OK;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", w->config->out);
     const lsi_model_save_opts opts = {.tokenizer =
                                           w->tokenizer ? lsi_tokenizer_name(w->tokenizer) : NULL};
+    if (w->rank != 0) return lsi_model_walk(w->model, &opts, lsi_worker_get_values, w);
     if (w->tokenizer) {
         LSI_TRY(lsi_folder_make(folder));
         LSI_TRY(lsi_tokenizer_save(w->tokenizer, folder));
     }
-    return lsi_model_save(w->model, &opts, folder);
+    return lsi_model_save_from(w->model, &opts, folder, lsi_worker_get_values, w);
 }
 
 /* This rank's part of the timeline, appended to a file that is not complete yet. */
@@ -225,7 +210,6 @@ static ls_status close_metrics(lsi_worker *w) {
 
 static ls_status finish(lsi_worker *w) {
     char sha256[LSI_SHA256_TEXT_BYTES];
-    LSI_TRY(lsi_worker_collect_values(w));
     LSI_TRY(lsi_worker_agree_weights(w, sha256));
     /* From here the others wait for rank 0's disk, which may take its time; a death is still
      * noticed by the launcher. */
@@ -260,6 +244,7 @@ ls_status lsi_train_worker(lsi_region *region, int rank, void *context) {
         .job = job, .config = job->config, .plan = job->plan, .region = region, .rank = rank};
     ls_status status = set_up(&w);
     if (status == LS_OK) status = train(&w);
+    if (status == LS_OK) lsi_worker_note_memory(&w);
     if (status == LS_OK) status = finish(&w);
     if (status != LS_OK) tell_others(&w, status);
     clean_up(&w);

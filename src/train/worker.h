@@ -11,7 +11,9 @@
 #include <lockstep/parallel.h>
 
 #include "base/hash.h"
+#include "checkpoint/model_folder.h"
 #include "comm/group.h"
+#include "observe/memory_table.h"
 #include "observe/monitor.h"
 #include "train/train.h"
 
@@ -43,7 +45,12 @@ typedef struct lsi_worker {
     ls_comm_hook *hook;    /* NULL: none */
     ls_loss_scaler scaler; /* of the fp16 hook */
     double wire_factor;    /* what it multiplies with in this step */
-    float **masters;       /* float32 values of each parameter */
+    float **masters;       /* float32 values of each parameter; NULL: the model is hollow */
+    ls_fill_fn fill;       /* until the ddp is there: where a hollow model's values come from */
+    void *fill_context;
+    lsi_initial_values initial; /* that, or … */
+    lsi_model_source *source;   /* … of a model folder */
+    float *gathered;            /* at the end: room for the values of one parameter */
     lsi_arena *arena;
     lsi_tape *tape;
     void *inputs; /* one micro-batch: tokens, or images as floats */
@@ -63,6 +70,7 @@ typedef struct lsi_worker {
     int64_t n_tokens;                        /* trained on, all ranks */
     int64_t bytes_sent;                      /* by this rank in the last step */
 
+    lsi_memory_row memory;  /* of this rank, see memory.c */
     lsi_step_times times;   /* see times.c */
     lsi_monitor *monitor;   /* rank 0 */
     lsi_profile *profile;   /* rank 0 with --profile */
@@ -71,13 +79,20 @@ typedef struct lsi_worker {
     lsi_progress *progress; /* rank 0 */
 } lsi_worker;
 
+/* ---- values of parameters, values.c ---- */
+
+/* A model with its values and masters; of sharded strategies one that is hollow, and w->fill. */
+LS_CHECKED ls_status lsi_worker_make_model(lsi_worker *w);
+/* The ddp is there: w->fill is not needed any more. */
+void lsi_worker_close_source(lsi_worker *w);
+/* lsi_model_get_fn with an lsi_worker. Between steps; of sharded strategies collective. */
+LS_CHECKED ls_status lsi_worker_get_values(void *worker, int i, const float **values);
+
 /* ---- gradients and their exchange, gradients.c ---- */
 
 /* What is frozen, the hook, and the ddp. */
 LS_CHECKED ls_status lsi_worker_set_up_ddp(lsi_worker *w);
 void lsi_worker_clean_up_ddp(lsi_worker *w);
-/* After training: the float32 values of all parameters, for hashing and saving. Collective. */
-LS_CHECKED ls_status lsi_worker_collect_values(lsi_worker *w);
 /* Whether the averaged gradients of a step, whose norm is `norm`, must not be used, because a
  * loss or the norm is not finite: `what` says which, NULL if none. The same on all ranks. Not
  * allowed to go on: LS_ERR_NUMERIC, with all that can be found out. */
@@ -86,6 +101,17 @@ LS_CHECKED ls_status lsi_worker_judge(lsi_worker *w, int64_t step, const char *w
 /* Averaged gradients; losses and statistics of this rank's micro-batches are left in its report. */
 LS_CHECKED ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step);
 LS_CHECKED ls_status lsi_worker_print_buckets(lsi_worker *w);
+
+/* ---- memory.c ---- */
+
+/* After the last step, before anything is saved: what this rank has now. */
+void lsi_worker_note_memory(lsi_worker *w);
+/* At the end of a run, once: what was noted, and the peaks, of all ranks. Collective. */
+LS_CHECKED ls_status lsi_worker_gather_memory(lsi_worker *w, lsi_memory_row rows[LSI_MAX_RANKS]);
+/* What formulas say about a rank. */
+void lsi_worker_expect_memory(const lsi_worker *w, lsi_mem_estimate *expected);
+/* The table of --print-memory, by rank 0. */
+void lsi_worker_print_memory(const lsi_worker *w, const lsi_memory_row *rows);
 
 /* ---- times.c ---- */
 

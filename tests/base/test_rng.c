@@ -142,6 +142,29 @@ static void normal_element_depends_only_on_its_place(void **state) {
     }
 }
 
+static void normal_pieces_are_those_of_the_whole(void **state) {
+    (void)state;
+    enum { N = 1031 };
+    static const int64_t lengths[] = {0, 1, 2, 3, 4, 5, 255, 256, 257, 513};
+    float whole[N], part[N + 2];
+    lsi_rng_stream stream = lsi_rng_open(12, LSI_RNG_TEST, 0, 0);
+    lsi_rng_normal(&stream, 0.02f, whole, N);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+        for (int64_t first = 0; first + lengths[i] <= N; first++) {
+            part[0] = part[lengths[i] + 1] = 42.0f;
+            lsi_rng_normal_at(&stream, 0.02f, first, part + 1, lengths[i]);
+            assert_memory_equal(part + 1, whole + first, (size_t)lengths[i] * sizeof *part);
+            assert_true(part[0] == 42.0f && part[lengths[i] + 1] == 42.0f);
+        }
+    /* far behind, where the number of the block has more than 32 bits */
+    const int64_t far = ((int64_t)1 << 35) + 1;
+    lsi_rng_normal_at(&stream, 0.02f, far - 1, whole, 9);
+    lsi_rng_normal_at(&stream, 0.02f, far, part, 8);
+    assert_memory_equal(part, whole + 1, 8 * sizeof *part);
+    lsi_rng_normal(&stream, 0.02f, part, 9);
+    assert_memory_not_equal(part, whole, 9 * sizeof *part);
+}
+
 static void normal_has_mean_deviation_and_tails(void **state) {
     (void)state;
     enum { N = 1 << 20 };
@@ -207,6 +230,7 @@ int main(void) {
         cmocka_unit_test(below_three_has_equal_thirds),
         cmocka_unit_test(normal_matches_box_muller_of_libm),
         cmocka_unit_test(normal_element_depends_only_on_its_place),
+        cmocka_unit_test(normal_pieces_are_those_of_the_whole),
         cmocka_unit_test(normal_has_mean_deviation_and_tails),
         cmocka_unit_test(normal_with_zero_deviation_is_zero),
         cmocka_unit_test(bits_never_change),

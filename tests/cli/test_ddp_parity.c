@@ -3,22 +3,8 @@
  * --reproducible not on the number of workers either. Every model is trained in every way. */
 #include "checkpoint/model_folder.h"
 #include "cli/train_images.h"
+#include "cli/ways.h"
 #include "nn/model.h"
-
-/* The first way is the one that others are held to. */
-static void assert_all_ways_agree(void **state, const char *options, const char *const *ways) {
-    json_t *first = NULL;
-    for (; *ways; ways++) {
-        char what[256];
-        snprintf(what, sizeof what, "%s %s", options, *ways);
-        json_t *result = train(state, "run", "%s", what);
-        if (!first) first = json_incref(result);
-        assert_same_weights(first, result, what);
-        assert_true(json_equal(json_object_get(first, "loss"), json_object_get(result, "loss")));
-        json_decref(result);
-    }
-    json_decref(first);
-}
 
 /* ---- any number of workers ---- */
 
@@ -53,7 +39,7 @@ static void reproducible_language_models_are_the_same_for_any_workers_and_bucket
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         char options[128];
         snprintf(options, sizeof options, "--micro-batch-size 1 --steps 4 %s", models[m]);
-        assert_all_ways_agree(state, options, reproducible_ways);
+        assert_ways_agree(state, NULL, options, reproducible_ways);
     }
 }
 
@@ -65,7 +51,7 @@ static void reproducible_image_models_are_the_same_for_any_workers_and_buckets(v
                  "--data %s/set --val-fraction 0.05 --batch-size 24 --micro-batch-size 3 --steps 4 "
                  "--eval-samples 4 %s",
                  (const char *)*state, models[m]);
-        assert_all_ways_agree(state, options, reproducible_ways);
+        assert_ways_agree(state, NULL, options, reproducible_ways);
     }
 }
 
@@ -91,7 +77,7 @@ static void buckets_and_overlap_change_no_bit_without_the_promise(void **state) 
         NULL,
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
-        assert_all_ways_agree(state, options[i], ways);
+        assert_ways_agree(state, NULL, options[i], ways);
 }
 
 /* ---- frozen parameters ---- */

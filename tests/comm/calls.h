@@ -71,7 +71,9 @@ static inline ls_status make_call(ls_group *group, const call *given, int64_t co
     case LSI_CALL_BROADCAST: return ls_broadcast(group, in, out, count, d, c->root, work);
     case LSI_CALL_GATHER: return ls_gather(group, in, out, count, d, c->root, work);
     case LSI_CALL_SCATTER: return ls_scatter(group, in, out, count, d, c->root, work);
-    case LSI_CALL_ALL_TO_ALL: return ls_all_to_all(group, in, out, count, d, work);
+    case LSI_CALL_ALL_TO_ALL:
+        return v ? ls_all_to_all_v(group, in, out, v, d, work)
+                 : ls_all_to_all(group, in, out, count, d, work);
     default: return ls_barrier(group, work);
     }
 }

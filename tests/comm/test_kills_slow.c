@@ -64,9 +64,9 @@ static ls_status call_at_random(ls_group *group, unsigned *seed, float *buffer[2
     int n = ls_group_world_size(group), root = (int)(next_random(seed) % (unsigned)n);
     int64_t count = (int64_t[]){1, 7, COUNT, LARGE}[next_random(seed) % 4];
     const char *algorithm = algorithms[next_random(seed) % COUNT_OF(algorithms)];
-    unsigned later = next_random(seed) % 3;
+    unsigned later = next_random(seed) % 3, uneven = next_random(seed) % 2;
     if (kind >= N_KINDS) return exchange(group, buffer[shared], count);
-    const call c = {.kind = kinds[kind], .root = root};
+    const call c = {.kind = kinds[kind], .root = root, .uneven = (int)uneven};
     ls_work *work = NULL, *second = NULL;
     LSI_TRY(force(group, algorithm));
     if (strcmp(algorithm, "direct") == 0) shared = 1; /* else it is an error of the group */

@@ -55,6 +55,7 @@ static call_case throw_case(dice *d, const ls_group *group, int64_t most) {
     if (!case_reduces(&c)) c.op = LS_OP_SUM, c.scale = 1;
     c.algorithm = throw(d, lsi_n_algorithms() + 1);
     if (!case_possible(group, &c)) c.algorithm = 0;
+    if (!case_possible(group, &c)) c.in_place = false;
     return c;
 }
 

@@ -18,11 +18,11 @@ const ls_dtype case_dtypes[] = {
 };
 const int n_case_dtypes = sizeof case_dtypes / sizeof case_dtypes[0];
 
-const case_kind case_kinds[] = {{LSI_CALL_BROADCAST, false},      {LSI_CALL_ALL_REDUCE, false},
-                                {LSI_CALL_REDUCE, false},         {LSI_CALL_GATHER, false},
-                                {LSI_CALL_REDUCE_SCATTER, false}, {LSI_CALL_REDUCE_SCATTER, true},
-                                {LSI_CALL_ALL_GATHER, false},     {LSI_CALL_ALL_GATHER, true},
-                                {LSI_CALL_SCATTER, false},        {LSI_CALL_ALL_TO_ALL, false}};
+const case_kind case_kinds[] = {
+    {LSI_CALL_BROADCAST, false},  {LSI_CALL_ALL_REDUCE, false},     {LSI_CALL_REDUCE, false},
+    {LSI_CALL_GATHER, false},     {LSI_CALL_REDUCE_SCATTER, false}, {LSI_CALL_REDUCE_SCATTER, true},
+    {LSI_CALL_ALL_GATHER, false}, {LSI_CALL_ALL_GATHER, true},      {LSI_CALL_SCATTER, false},
+    {LSI_CALL_ALL_TO_ALL, false}, {LSI_CALL_ALL_TO_ALL, true}};
 const int n_case_kinds = sizeof case_kinds / sizeof case_kinds[0];
 
 enum { CANARY = 0xA5, CANARY_BYTES = 64 };
@@ -48,19 +48,21 @@ static int64_t part_begin(const call_case *c, int p) {
     return begin;
 }
 
-static int64_t side_count(const ls_group *group, const call_case *c, bool many, bool root_only) {
-    if (root_only && c->root != group->rank) return 0;
-    return many ? part_begin(c, group->n_ranks) : part_count(c, group->rank);
+/* Where part q of an output of n parts begins: all-to-all gives a rank its own part n times. */
+static int64_t output_begin(const ls_group *group, const call_case *c, int q) {
+    return c->kind == LSI_CALL_ALL_TO_ALL ? q * part_count(c, group->rank) : part_begin(c, q);
 }
 
 static int64_t input_count(const ls_group *group, const call_case *c) {
     const lsi_shape *shape = lsi_shape_of(c->kind);
-    return side_count(group, c, shape->many_in, shape->root_in);
+    if (shape->root_in && c->root != group->rank) return 0;
+    return shape->many_in ? part_begin(c, group->n_ranks) : part_count(c, group->rank);
 }
 
 static int64_t output_count(const ls_group *group, const call_case *c) {
     const lsi_shape *shape = lsi_shape_of(c->kind);
-    return side_count(group, c, shape->many_out, shape->root_out);
+    if (shape->root_out && c->root != group->rank) return 0;
+    return shape->many_out ? output_begin(group, c, group->n_ranks) : part_count(c, group->rank);
 }
 
 /* ---- what a group can do ---- */
@@ -70,11 +72,13 @@ static lsi_choice_case choice_case(const ls_group *group, const call_case *c) {
     int64_t most = 0, size = (int64_t)ls_dtype_bytes(c->dtype);
     for (int p = 0; p < group->n_ranks; p++)
         if (part_count(c, p) > most) most = part_count(c, p);
-    int64_t all = part_begin(c, group->n_ranks) * size;
+    int64_t all = part_begin(c, group->n_ranks) * size, larger = all;
+    if (!shape->many_in && !shape->many_out) larger = most * size;
+    if (shape->many_in && shape->many_out) larger = group->n_ranks * most * size;
     return (lsi_choice_case){.kind = c->kind,
                              .n = group->n_ranks,
                              .root = case_has_root(c) ? c->root : 0,
-                             .bytes = shape->many_in || shape->many_out ? all : most * size,
+                             .bytes = larger,
                              .slot_bytes = shape->many_in ? all : most * size,
                              .reduces = shape->reduces,
                              .default_order = true};
@@ -82,6 +86,7 @@ static lsi_choice_case choice_case(const ls_group *group, const call_case *c) {
 
 bool case_possible(const ls_group *group, const call_case *c) {
     lsi_choice_case question = choice_case(group, c);
+    if (c->in_place && c->kind == LSI_CALL_ALL_TO_ALL && c->uneven) return false;
     if (c->algorithm == 0) return true;
     bool moves_in_place = c->in_place && c->kind == LSI_CALL_ALL_TO_ALL && group->n_ranks > 1;
     if (c->algorithm == LSI_ALGORITHM_DIRECT &&
@@ -258,8 +263,8 @@ static void write_answer(const ls_group *group, const call_case *c, unsigned cha
         } else if (shape->root_in) {
             value = value_of(c, c->root, first + j);
         } else {
-            while (j >= part_begin(c, q) + part_count(c, q)) q++;
-            value = value_of(c, q, first + j - part_begin(c, q));
+            while (j >= output_begin(group, c, q + 1)) q++;
+            value = value_of(c, q, first + j - output_begin(group, c, q));
         }
         number_write(c->dtype, value, to + (size_t)j * size);
     }
@@ -378,7 +383,8 @@ static ls_status make_call(posted_case *p, ls_work **work) {
     case LSI_CALL_SCATTER:
         return ls_scatter(group, p->input, p->output, c->count, c->dtype, c->root, work);
     case LSI_CALL_ALL_TO_ALL:
-        return ls_all_to_all(group, p->input, p->output, c->count, c->dtype, work);
+        return c->uneven ? ls_all_to_all_v(group, p->input, p->output, counts, c->dtype, work)
+                         : ls_all_to_all(group, p->input, p->output, c->count, c->dtype, work);
     default: return ls_barrier(group, work);
     }
 }

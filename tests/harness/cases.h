@@ -56,7 +56,7 @@ extern const int n_case_kinds;
 
 bool case_reduces(const call_case *c);
 bool case_has_root(const call_case *c);
-/* Whether the group can do it by c->algorithm, with these buffers. */
+/* Whether the group can do it by c->algorithm, with these buffers and places. */
 bool case_possible(const ls_group *group, const call_case *c);
 /* Whether the answer of a rough case is known; else only that all ranks have the same. */
 bool case_keeps_order(const ls_group *group, const call_case *c);

@@ -92,7 +92,7 @@ static void plans_are_as_the_table_says(void **state) {
         ls_param params[MAX_PARAMS];
         lsi_bucket_plan plan;
         make_params(row->count, row->n_params, params);
-        assert_ok(lsi_bucket_plan_create(params, row->n_params, NULL, row->cap_bytes,
+        assert_ok(lsi_bucket_plan_create(params, row->n_params, NULL, NULL, row->cap_bytes,
                                          row->first_cap_bytes, &plan));
         for (int i = 0; i < row->n_params; i++)
             if (plan.bucket_of[i] != row->bucket_of[i])
@@ -120,7 +120,7 @@ static void invariants_hold_for_any_model(void **state) {
                 if (rand() % 5 == 0) count[i] = -count[i] - 1;
             }
             make_params(count, n, params);
-            assert_ok(lsi_bucket_plan_create(params, n, NULL, caps[c], caps[f], &plan));
+            assert_ok(lsi_bucket_plan_create(params, n, NULL, NULL, caps[c], caps[f], &plan));
             expect_invariants(params, n, caps[c], caps[f], &plan);
             lsi_bucket_plan_fini(&plan);
         }
@@ -134,7 +134,7 @@ static void impossible_sizes_are_refused(void **state) {
         ls_param params[2];
         lsi_bucket_plan plan;
         make_params(counts[i], 2, params);
-        assert_fails(lsi_bucket_plan_create(params, 2, NULL, 1 << 20, 1 << 20, &plan),
+        assert_fails(lsi_bucket_plan_create(params, 2, NULL, NULL, 1 << 20, 1 << 20, &plan),
                      LS_ERR_ARGUMENT, "elements");
         assert_int_equal(lsi_mem_n_blocks(), 0);
     }
@@ -147,7 +147,7 @@ static void failed_allocations_leave_nothing(void **state) {
     for (int64_t n = 1;; n++) {
         lsi_bucket_plan plan;
         lsi_mem_fail_at(n);
-        ls_status status = lsi_bucket_plan_create(params, 4, NULL, 64, 64, &plan);
+        ls_status status = lsi_bucket_plan_create(params, 4, NULL, NULL, 64, 64, &plan);
         int failed = lsi_mem_has_failed();
         lsi_mem_fail_at(0);
         if (!failed) {

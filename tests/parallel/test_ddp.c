@@ -174,7 +174,7 @@ static ls_status setting_equals_serial_sum(ls_group *group, void *context) {
                         .first_bucket_mb = r.s->first_cap_bytes / MIB,
                         .reproducible = r.s->reproducible,
                         .keep_buckets = 1};
-    LSI_TRY(lsi_bucket_plan_create(r.model.params, r.model.n_params, NULL,
+    LSI_TRY(lsi_bucket_plan_create(r.model.params, r.model.n_params, NULL, NULL,
                                    cap_in_bytes(r.s->cap_bytes, 25),
                                    cap_in_bytes(r.s->first_cap_bytes, 1), &r.plan));
     LSI_TRY(ls_ddp_create(group, r.model.params, r.model.n_params, &opts, &r.ddp));

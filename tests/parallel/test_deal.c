@@ -130,23 +130,48 @@ static void impossible_deals_are_refused(void **state) {
         }
 }
 
-static void rounds_go_through_the_ranks_in_turn(void **state) {
+/* Whether every micro-batch is some rank's, and the ranks of a group have consecutive ones in turn.
+ */
+static void expect_rounds(const lsi_deal *deal, int64_t n, int group_size) {
+    for (int64_t m = 0; m < n; m++) {
+        int64_t i;
+        int rank = lsi_deal_find(deal, m, &i), first = rank / group_size * group_size;
+        assert_int_equal(lsi_deal_number(deal, rank, i), m);
+        assert_in_range(i, 0, deal->count[rank] - 1);
+        assert_int_equal(deal->count[rank], deal->count[first]);
+        assert_int_equal((m - deal->first[first]) % group_size, rank - first);
+    }
+}
+
+static void rounds_go_through_the_ranks_of_a_group_in_turn(void **state) {
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 8; n_ranks++)
-        for (int64_t per_rank = 1; per_rank <= 5; per_rank++) {
-            lsi_deal deal;
-            assert_ok(lsi_deal_rounds(&deal, per_rank * n_ranks, n_ranks));
-            assert_int_equal(deal.largest, per_rank);
-            for (int64_t m = 0; m < per_rank * n_ranks; m++) {
-                int64_t i;
-                int rank = lsi_deal_find(&deal, m, &i);
-                assert_int_equal(rank, m % n_ranks);
-                assert_int_equal(i, m / n_ranks);
-                assert_int_equal(lsi_deal_number(&deal, rank, i), m);
+    for (int n_groups = 1; n_groups <= 4; n_groups++)
+        for (int size = 1; size <= 8; size++)
+            for (int64_t per_rank = 1; per_rank <= 5; per_rank++) {
+                lsi_deal deal;
+                int n_ranks = n_groups * size;
+                int64_t n = per_rank * n_ranks;
+                assert_ok(lsi_deal_rounds(&deal, n, n_ranks, size, false));
+                assert_int_equal(deal.largest, per_rank);
+                assert_int_equal(deal.group_order.n_ranks, n_groups);
+                expect_rounds(&deal, n, size);
             }
-        }
     lsi_deal deal;
-    assert_fails(lsi_deal_rounds(&deal, 7, 2), LS_ERR_ARGUMENT, "cannot be shared equally");
+    assert_fails(lsi_deal_rounds(&deal, 7, 2, 2, false), LS_ERR_ARGUMENT,
+                 "cannot be shared equally");
+    assert_fails(lsi_deal_rounds(&deal, 6, 4, 2, false), LS_ERR_ARGUMENT,
+                 "the 3 micro-batches of group 0 cannot be shared equally by its 2 ranks");
+}
+
+/* 12 on two groups: the tree has its border at 8. */
+static void groups_have_the_parts_of_the_tree(void **state) {
+    (void)state;
+    lsi_deal deal;
+    const int64_t expected[] = {4, 4, 2, 2};
+    assert_ok(lsi_deal_rounds(&deal, 12, 4, 2, true));
+    for (int r = 0; r < 4; r++) assert_int_equal(deal.count[r], expected[r]);
+    assert_int_equal(deal.largest, 4);
+    expect_rounds(&deal, 12, 2);
 }
 
 static void every_number_is_found_with_its_rank(void **state) {
@@ -166,7 +191,8 @@ static void every_number_is_found_with_its_rank(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rounds_go_through_the_ranks_in_turn),
+        cmocka_unit_test(rounds_go_through_the_ranks_of_a_group_in_turn),
+        cmocka_unit_test(groups_have_the_parts_of_the_tree),
         cmocka_unit_test(every_number_is_found_with_its_rank),
         cmocka_unit_test(reproducible_deals_give_the_bits_of_the_whole_tree),
         cmocka_unit_test(plain_deals_are_equal_shares_in_the_default_order),

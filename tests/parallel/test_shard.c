@@ -66,7 +66,7 @@ static void expect_invariants(const ls_param *params, int n_params, int n_ranks,
                               int64_t cap_bytes) {
     lsi_bucket_plan buckets;
     unsigned char *owned[MAX_MODEL];
-    assert_ok(lsi_bucket_plan_create(params, n_params, NULL, cap_bytes, cap_bytes, &buckets));
+    assert_ok(lsi_bucket_plan_create(params, n_params, NULL, NULL, cap_bytes, cap_bytes, &buckets));
     for (int i = 0; i < n_params; i++) owned[i] = calloc((size_t)params[i].count + 1, 1);
     for (int r = 0; r < n_ranks; r++) {
         lsi_shard_plan plan;
@@ -129,7 +129,8 @@ static void slices_are_as_even_as_they_can_be(void **state) {
         lsi_bucket_plan buckets;
         for (int p = 0; p < row->n_params; p++)
             params[p] = (ls_param){.name = "p", .count = row->count[p], .dtype = LS_DTYPE_F32};
-        assert_ok(lsi_bucket_plan_create(params, row->n_params, NULL, 1 << 20, 1 << 20, &buckets));
+        assert_ok(
+            lsi_bucket_plan_create(params, row->n_params, NULL, NULL, 1 << 20, 1 << 20, &buckets));
         for (int r = 0; r < row->n_ranks; r++) {
             lsi_shard_plan plan;
             assert_ok(lsi_shard_plan_create(&buckets, params, row->n_ranks, r, &plan));

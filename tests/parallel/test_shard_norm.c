@@ -85,8 +85,8 @@ static ls_status norm_equals_the_whole(ls_group *group, void *context) {
         for (int64_t e = 0; e < count; e++) whole[i][e] = rough_value(7, i, e);
         if (row->count[i] >= 0 && i != row->without) h.grad[i] = mine[i];
     }
-    LSI_TRY(lsi_bucket_plan_create(params, row->n_params, NULL, row->cap_bytes, row->cap_bytes,
-                                   &buckets));
+    LSI_TRY(lsi_bucket_plan_create(params, row->n_params, NULL, NULL, row->cap_bytes,
+                                   row->cap_bytes, &buckets));
     LSI_TRY(lsi_shard_plan_create(&buckets, params, n_ranks, rank, &plan));
     LSI_TRY(lsi_shard_norm_create(&buckets, params, row->n_params, &plan, &norm));
     hide_others(&plan, row->n_params, params, whole, mine);

@@ -26,7 +26,9 @@ typedef struct setting {
     double cap_bytes;
     int strategy, replicas;
     bool reproducible, no_overlap, jitter;
-    int unused; /* parameter that no rank uses in odd steps; -1: none */
+    int unused;      /* parameter that no rank uses in odd steps; -1: none */
+    int hook;        /* of the ddp that is compared with, and of zero1; 0: none */
+    bool sends_bf16; /* reduce_dtype */
 } setting;
 
 static ls_status backward(const setting *s, const toy *model, ls_ddp *ddp, int64_t step,
@@ -85,10 +87,24 @@ typedef struct result {
     double norm;
 } result;
 
+/* Neither is said of both: one of the two must do what the other does. */
+static ls_status set_wire(const setting *s, int strategy, ls_ddp_opts *opts, ls_comm_hook **hook) {
+    ls_hook_opts hook_opts = LS_HOOK_OPTS_INIT;
+    hook_opts.start_step = -1;
+    bool by_dtype = strategy != LS_STRATEGY_DDP && s->sends_bf16;
+    if (by_dtype) opts->reduce_dtype = LS_DTYPE_BF16;
+    if (s->hook == 0 || by_dtype) return LS_OK;
+    LSI_TRY(ls_hook_create((ls_hook_kind)s->hook, &hook_opts, hook));
+    opts->hook = *hook;
+    return LS_OK;
+}
+
 static ls_status run(ls_group *group, const setting *s, int strategy, result *r) {
     toy model;
     ls_ddp *ddp = NULL;
+    ls_comm_hook *hook = NULL;
     ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    LSI_TRY(set_wire(s, strategy, &opts, &hook));
     opts.bucket_cap_mb = opts.first_bucket_mb = s->cap_bytes / MIB;
     opts.reproducible = s->reproducible;
     opts.no_overlap = s->no_overlap;
@@ -103,6 +119,7 @@ static ls_status run(ls_group *group, const setting *s, int strategy, result *r)
     r->state_bytes = ls_ddp_state_bytes(ddp);
     float *after = malloc((size_t)(r->n + 1) * sizeof(float));
     ls_ddp_destroy(ddp);
+    ls_hook_destroy(hook);
     bool is_kept = collect(&model, after) == r->n &&
                    memcmp(after, r->weights, (size_t)r->n * sizeof(float)) == 0;
     free(after);
@@ -137,9 +154,9 @@ static bool is_power_of_two(int64_t n) {
 }
 
 /* Whether a strategy adds in the order of ddp, whose ranks have equal shares here. */
-static bool has_one_order(const setting *s, int n_ranks) {
+static bool has_one_order(const setting *s) {
     if (s->accumulation == 1 || s->strategy == LS_STRATEGY_ZERO1) return true;
-    return s->reproducible && is_power_of_two(s->accumulation) && is_power_of_two(n_ranks);
+    return s->reproducible && is_power_of_two(s->accumulation);
 }
 
 static const int64_t uneven[] = {17, 0, -8, 1, 1000, 7, -1, 16, 5003};
@@ -171,8 +188,7 @@ static ls_status every_setting(ls_group *group, void *context) {
                                  .no_overlap =
                                      at == NO_OVERLAP && kinds[k].strategy == LS_STRATEGY_ZERO1,
                                  .unused = at == UNUSED ? 4 : -1};
-                    if (has_one_order(&s, ls_group_world_size(group)))
-                        LSI_TRY(equals_ddp(group, &s));
+                    if (has_one_order(&s)) LSI_TRY(equals_ddp(group, &s));
                 }
     return LS_OK;
 }
@@ -195,6 +211,33 @@ static ls_status large_setting(ls_group *group, void *context) {
     return LS_OK;
 }
 
+/* Gradients on the way as BF16, as the hook of that name sends them; and the hooks of zero1. */
+static ls_status every_wire(ls_group *group, void *context) {
+    (void)context;
+    for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++)
+        for (size_t c = 0; c < COUNT_OF(caps); c++) {
+            setting s = {.counts = uneven,
+                         .n_params = COUNT_OF(uneven),
+                         .accumulation = 1,
+                         .cap_bytes = caps[c],
+                         .strategy = strategy,
+                         .hook = LS_HOOK_BF16,
+                         .sends_bf16 = true,
+                         .unused = c % 2 ? 4 : -1};
+            LSI_TRY(equals_ddp(group, &s));
+        }
+    for (int hook = LS_HOOK_ALL_REDUCE; hook <= LS_HOOK_POWERSGD; hook++) {
+        setting s = {.counts = uneven,
+                     .n_params = COUNT_OF(uneven),
+                     .accumulation = 2,
+                     .strategy = LS_STRATEGY_ZERO1,
+                     .hook = hook,
+                     .unused = -1};
+        if (hook != LS_HOOK_NOOP) LSI_TRY(equals_ddp(group, &s));
+    }
+    return LS_OK;
+}
+
 static void run_all(rank_body body) {
     for (int mode = 0; mode < N_RANK_MODES; mode++)
         for (const int *n = rank_counts; *n; n++)
@@ -205,6 +248,11 @@ static void run_all(rank_body body) {
 static void weights_are_those_of_ddp(void **state) {
     (void)state;
     run_all(every_setting);
+}
+
+static void gradients_are_sent_as_by_hooks(void **state) {
+    (void)state;
+    run_all(every_wire);
 }
 
 static void large_weights_are_those_of_ddp_at_different_speeds(void **state) {
@@ -480,6 +528,7 @@ static void different_factors_are_found(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_are_those_of_ddp),
+        cmocka_unit_test(gradients_are_sent_as_by_hooks),
         cmocka_unit_test(large_weights_are_those_of_ddp_at_different_speeds),
         cmocka_unit_test(seven_parameters_on_three_ranks_are_shared_out),
         cmocka_unit_test(gradients_are_clipped_by_one_norm),

@@ -21,12 +21,26 @@ static inline const lsi_shape *lsi_shape_of(int kind) {
     return &lsi_shapes[kind];
 }
 
-/* Elements of part p, and of the parts before it, in a buffer of n parts. */
+/* Elements of part p, and of the parts before it, in an input of n parts. */
 static inline int64_t lsi_part_count(const ls_work *work, int p) {
     return work->displs ? work->displs[p + 1] - work->displs[p] : work->count;
 }
 static inline int64_t lsi_part_begin(const ls_work *work, int p) {
     return work->displs ? work->displs[p] : p * work->count;
+}
+/* The same in an output of n parts. Of all-to-all they are as long as the rank's own part of the
+ * inputs, which they were. */
+static inline int64_t lsi_output_part_count(const ls_work *work, int p) {
+    bool exchanges = lsi_shape_of(work->call->kind)->many_in;
+    return lsi_part_count(work, exchanges ? work->group->rank : p);
+}
+static inline int64_t lsi_output_part_begin(const ls_work *work, int p) {
+    bool exchanges = lsi_shape_of(work->call->kind)->many_in;
+    return exchanges ? p * lsi_part_count(work, work->group->rank) : lsi_part_begin(work, p);
+}
+/* All-to-all in place. With counts it never is; an empty buffer may have the other's address. */
+static inline bool lsi_swaps_in_place(const ls_work *work) {
+    return work->call->kind == LSI_CALL_ALL_TO_ALL && work->input == work->output && !work->displs;
 }
 /* Elements of this rank's input and output, 0 for a buffer that does not count. */
 int64_t lsi_input_count(const ls_work *work);

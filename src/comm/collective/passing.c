@@ -35,22 +35,28 @@ struct lsi_passing {
 
 /* ---- places ---- */
 
-static int64_t part_begin(const ls_work *work, int p) {
+/* Parts are sent from the buffer and received into the target, which all-to-all cuts differently.
+ */
+typedef enum side { SENT, RECEIVED } side;
+
+static int64_t part_begin(const ls_work *work, side which, int p) {
     const lsi_passing *s = work->passing;
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
+    if (which == RECEIVED && shape->many_out) return lsi_output_part_begin(work, p);
     if (shape->many_in || shape->many_out) return lsi_part_begin(work, p);
     /* count * p / n_parts without overflow */
     return s->n_elems / s->n_parts * p + s->n_elems % s->n_parts * p / s->n_parts;
 }
 
-static size_t offset_of(const ls_work *work, lsi_parts parts) {
-    return (size_t)part_begin(work, parts.begin) * work->passing->size;
+static size_t offset_of(const ls_work *work, side which, lsi_parts parts) {
+    return (size_t)part_begin(work, which, parts.begin) * work->passing->size;
 }
 
-static size_t bytes_of(const ls_work *work, lsi_parts parts) {
+static size_t bytes_of(const ls_work *work, side which, lsi_parts parts) {
     if (parts.n == 0) return 0;
-    return (size_t)(part_begin(work, parts.begin + parts.n) - part_begin(work, parts.begin)) *
-           work->passing->size;
+    int64_t begin = part_begin(work, which, parts.begin);
+    int64_t end = part_begin(work, which, parts.begin + parts.n);
+    return (size_t)(end - begin) * work->passing->size;
 }
 
 static bool overlap(lsi_parts a, lsi_parts b) {
@@ -70,8 +76,8 @@ static size_t most_aside(const ls_work *work) {
     size_t most = 0;
     for (int i = 0; i < s->n_steps; i++) {
         lsi_step step = s->pattern->step(&s->c, work->group->rank, i);
-        size_t bytes =
-            step.from >= 0 && goes_aside(work, &step) ? bytes_of(work, step.received) : 0;
+        bool aside = step.from >= 0 && goes_aside(work, &step);
+        size_t bytes = aside ? bytes_of(work, RECEIVED, step.received) : 0;
         if (bytes > most) most = bytes;
     }
     return most;
@@ -87,7 +93,7 @@ static bool works_in_output(const ls_work *work, const lsi_shape *shape) {
 static ls_status take_memory(ls_work *work, const lsi_shape *shape) {
     lsi_passing *s = work->passing;
     size_t bytes = (size_t)s->n_elems * s->size, aside = most_aside(work);
-    bool swaps_places = work->call->kind == LSI_CALL_ALL_TO_ALL && work->input == work->output;
+    bool swaps_places = lsi_swaps_in_place(work);
     s->buffer = s->target = work->output;
     if (!works_in_output(work, shape) || swaps_places) {
         LSI_TRY(lsi_check_alloc(s->own_memory = lsi_alloc(LSI_MEM_BUCKETS, bytes)));
@@ -117,11 +123,11 @@ static void fill(ls_work *work, const lsi_shape *shape) {
     } else if (work->call->kind == LSI_CALL_ALL_TO_ALL) {
         if (s->own_memory) copy(s->own_memory, work->input, all);
         lsi_parts own = {me, 1};
-        copy(s->target + offset_of(work, own), s->buffer + offset_of(work, own),
-             bytes_of(work, own));
+        copy(s->target + offset_of(work, RECEIVED, own), s->buffer + offset_of(work, SENT, own),
+             bytes_of(work, SENT, own));
     } else if (shape->many_out) { /* all-gather, gather */
         lsi_parts own = {me, 1};
-        copy(s->buffer + offset_of(work, own), work->input, bytes_of(work, own));
+        copy(s->buffer + offset_of(work, SENT, own), work->input, bytes_of(work, SENT, own));
     } else if (is_root) { /* broadcast, scatter */
         copy(s->buffer, work->input, all);
     }
@@ -166,8 +172,8 @@ void lsi_passing_end(ls_work *work) {
 
 static void use_arrived(ls_work *work, const lsi_step *step) {
     lsi_passing *s = work->passing;
-    unsigned char *place = s->target + offset_of(work, step->received);
-    size_t bytes = bytes_of(work, step->received);
+    unsigned char *place = s->target + offset_of(work, RECEIVED, step->received);
+    size_t bytes = bytes_of(work, RECEIVED, step->received);
     double premul[LSI_MAX_RANKS];
     if (step->use == LSI_REPLACE) {
         copy(place, s->arrived, bytes);
@@ -186,14 +192,15 @@ static bool advance_step(ls_work *work) {
     lsi_passing *s = work->passing;
     ls_group *group = work->group;
     lsi_step step = s->pattern->step(&s->c, group->rank, s->step);
-    size_t to_send = step.to >= 0 ? bytes_of(work, step.sent) : 0;
-    size_t to_receive = step.from >= 0 ? bytes_of(work, step.received) : 0;
+    size_t to_send = step.to >= 0 ? bytes_of(work, SENT, step.sent) : 0;
+    size_t to_receive = step.from >= 0 ? bytes_of(work, RECEIVED, step.received) : 0;
     bool aside = goes_aside(work, &step);
-    unsigned char *place = aside ? s->arrived : s->target + offset_of(work, step.received);
+    unsigned char *place =
+        aside ? s->arrived : s->target + offset_of(work, RECEIVED, step.received);
     if (s->sent < to_send)
-        s->sent +=
-            lsi_channel_put(group, LSI_CHANNELS_OF_ALGORITHMS, step.to,
-                            s->buffer + offset_of(work, step.sent) + s->sent, to_send - s->sent);
+        s->sent += lsi_channel_put(group, LSI_CHANNELS_OF_ALGORITHMS, step.to,
+                                   s->buffer + offset_of(work, SENT, step.sent) + s->sent,
+                                   to_send - s->sent);
     if (s->received < to_receive)
         s->received += lsi_channel_get(group, LSI_CHANNELS_OF_ALGORITHMS, step.from,
                                        place + s->received, to_receive - s->received);
@@ -210,7 +217,7 @@ static void finish(ls_work *work) {
     int me = work->group->rank;
     if (shape->root_out && work->call->root != me) return;
     lsi_parts own = {me, 1};
-    size_t at = shape->many_in && !shape->many_out ? offset_of(work, own) : 0;
+    size_t at = shape->many_in && !shape->many_out ? offset_of(work, SENT, own) : 0;
     double premul[LSI_MAX_RANKS];
     if (shape->reduces) {
         lsi_reduction reduction = lsi_work_reduction(work, premul);

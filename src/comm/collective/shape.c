@@ -15,23 +15,22 @@ const lsi_shape lsi_shapes[LSI_CALL_N_KINDS] = {
     [LSI_CALL_ALL_TO_ALL] = {.many_in = true, .many_out = true, .has_buffers = true},
 };
 
-/* Elements of one side of a call whose parts are as the shape says. */
-static int64_t side_count(const ls_work *work, bool many) {
-    const ls_group *group = work->group;
-    if (many) return lsi_part_begin(work, group->n_ranks);
-    return lsi_part_count(work, group->rank);
-}
-
 int64_t lsi_input_count(const ls_work *work) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
-    bool counts = !shape->root_in || work->call->root == work->group->rank;
-    return shape->has_buffers && counts ? side_count(work, shape->many_in) : 0;
+    const ls_group *group = work->group;
+    bool counts = !shape->root_in || work->call->root == group->rank;
+    if (!shape->has_buffers || !counts) return 0;
+    return shape->many_in ? lsi_part_begin(work, group->n_ranks)
+                          : lsi_part_count(work, group->rank);
 }
 
 int64_t lsi_output_count(const ls_work *work) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
-    bool counts = !shape->root_out || work->call->root == work->group->rank;
-    return shape->has_buffers && counts ? side_count(work, shape->many_out) : 0;
+    const ls_group *group = work->group;
+    bool counts = !shape->root_out || work->call->root == group->rank;
+    if (!shape->has_buffers || !counts) return 0;
+    return shape->many_out ? lsi_output_part_begin(work, group->n_ranks)
+                           : lsi_part_count(work, group->rank);
 }
 
 /* lines * rank / n_ranks; divisions of 64 bits would take longer than many a call. */
@@ -138,8 +137,8 @@ int64_t lsi_pull(const ls_work *work, const lsi_contributions *from, int64_t beg
     }
     int64_t moved = 0; /* all-gather, gather, all-to-all */
     for (int q = 0; q < work->group->n_ranks; q++) {
-        int64_t last = least(end, lsi_part_count(work, q));
-        size_t bytes = copy(output + (size_t)(lsi_part_begin(work, q) + begin) * size,
+        int64_t last = least(end, lsi_output_part_count(work, q));
+        size_t bytes = copy(output + (size_t)(lsi_output_part_begin(work, q) + begin) * size,
                             locate(work, from, q, me, begin), last - begin, size,
                             from->sole_reader && q != me);
         moved += q == me ? 0 : (int64_t)bytes;
@@ -152,10 +151,14 @@ void lsi_work_choice_case(const ls_work *work, const lsi_call *call, lsi_choice_
     const ls_group *group = work->group;
     int64_t size = work->elem_bytes;
     int64_t part = work->count * size, all = lsi_part_begin(work, group->n_ranks) * size;
+    /* All-to-all: the output of the rank with the longest part. */
+    int64_t larger = shape->many_in && shape->many_out   ? group->n_ranks * part
+                     : shape->many_in || shape->many_out ? all
+                                                         : part;
     *c = (lsi_choice_case){.kind = call->kind,
                            .n = group->n_ranks,
                            .root = call->root < 0 ? 0 : call->root,
-                           .bytes = shape->many_in || shape->many_out ? all : part,
+                           .bytes = larger,
                            .slot_bytes = shape->many_in ? all : part,
                            .reduces = shape->reduces,
                            .default_order = group->order.hash == group->default_order_hash};

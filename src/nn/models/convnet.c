@@ -22,6 +22,7 @@
 
 #include "nn/models/describe.h"
 #include "nn/models/images.h"
+#include "nn/units.h"
 #include "tensor/op.h"
 
 enum { N_STAGES = 3, KERNEL = 3 };
@@ -213,6 +214,22 @@ static int n_units(const lsi_model_config *config) {
     return (int)(N_STAGES * config->n_layer) + 2;
 }
 
+/* Of n convolutions with their norms, without the running statistics; what comes after them. */
+static int use_pairs(lsi_use_list *list, int unit, int first, int n) {
+    for (int i = 0; i < n; i++, first += 1 + NORM_PARAMS) lsi_use(list, unit, 1, first, 3);
+    return first;
+}
+
+static void uses(const lsi_model *model, lsi_use_list *list) {
+    int unit = 0, next = use_pairs(list, unit++, 0, 1);
+    for (int stage = 0; stage < N_STAGES; stage++)
+        for (int64_t block = 0; block < model->config.n_layer; block++) {
+            block_shape s = shape_of(&model->config, stage, block);
+            next = use_pairs(list, unit++, next, s.has_projection ? 3 : 2);
+        }
+    lsi_use(list, unit, 1, next, 2);
+}
+
 /* After a convolution of `places` results and `channels`: its output and the statistics of its
  * norm, and the output of relu where there is one. */
 static int64_t pair_bytes(int64_t places, int64_t channels, bool has_relu, size_t size) {
@@ -273,6 +290,7 @@ const lsi_model_class lsi_model_convnet = {
     .fold_stats = fold_stats,
     .n_units = n_units,
     .describe = describe,
+    .uses = uses,
     .usual = {.n_layer = 1, .n_embd = 16},
     .model_type = "lockstep_convnet",
     .file_prefix = "",

@@ -19,6 +19,7 @@
 #include <stdio.h>
 
 #include "nn/models/describe.h"
+#include "nn/units.h"
 #include "tensor/op.h"
 
 /* ---- parameters ---- */
@@ -208,6 +209,15 @@ static int n_units(const lsi_model_config *config) {
     return (int)config->n_layer + 2;
 }
 
+/* wte, which begins the pass, also ends it. */
+static void uses(const lsi_model *model, lsi_use_list *list) {
+    int L = (int)model->config.n_layer, last = FIRST_BLOCK + L * N_BLOCK_PARAMS;
+    lsi_use(list, 0, 1, WTE, FIRST_BLOCK);
+    lsi_use(list, 1, L, FIRST_BLOCK, N_BLOCK_PARAMS);
+    lsi_use(list, L + 1, 1, WTE, 1);
+    lsi_use(list, L + 1, 1, last, 2);
+}
+
 /* Activations of a block; outputs of norms and gelu are made again. */
 static int64_t block_bytes(const lsi_model_config *config, int64_t n_batch, int64_t n_time,
                            size_t size) {
@@ -252,6 +262,7 @@ const lsi_model_class lsi_model_gpt2 = {
     .forward = forward,
     .n_units = n_units,
     .describe = describe,
+    .uses = uses,
     .model_type = "gpt2",
     .file_prefix = "transformer.",
     .config_to_json = lsi_gpt2_config_to_json,

@@ -22,6 +22,7 @@
 #include <stdio.h>
 
 #include "nn/models/describe.h"
+#include "nn/units.h"
 #include "tensor/op.h"
 
 /* ---- parameters ---- */
@@ -219,6 +220,15 @@ static int n_units(const lsi_model_config *config) {
     return (int)config->n_layer + 2;
 }
 
+static void uses(const lsi_model *model, lsi_use_list *list) {
+    int L = (int)model->config.n_layer, last = FIRST_BLOCK + L * N_BLOCK_PARAMS;
+    bool untied = model->config.untied;
+    lsi_use(list, 0, 1, EMBED_TOKENS, 1);
+    lsi_use(list, 1, L, FIRST_BLOCK, N_BLOCK_PARAMS);
+    if (!untied) lsi_use(list, L + 1, 1, EMBED_TOKENS, 1);
+    lsi_use(list, L + 1, 1, last, untied ? 2 : 1);
+}
+
 /* Activations of a block by what they are, in order; norms and the gated product are made again. */
 static int64_t block_bytes(const lsi_model_config *config, int64_t n_batch, int64_t n_time,
                            size_t size) {
@@ -269,6 +279,7 @@ const lsi_model_class lsi_model_llama = {
     .forward = forward,
     .n_units = n_units,
     .describe = describe,
+    .uses = uses,
     .model_type = "llama",
     .file_prefix = "",
     .config_to_json = lsi_llama_config_to_json,

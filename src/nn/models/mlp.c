@@ -12,6 +12,7 @@
 
 #include "nn/models/describe.h"
 #include "nn/models/images.h"
+#include "nn/units.h"
 #include "tensor/op.h"
 
 /* Of a layer: weight, bias. */
@@ -90,6 +91,10 @@ static int n_units(const lsi_model_config *config) {
     return (int)config->n_layer + 1;
 }
 
+static void uses(const lsi_model *model, lsi_use_list *list) {
+    lsi_use(list, 0, n_units(&model->config), 0, LAYER_PARAMS);
+}
+
 /* The pixels need no gradient, which saves a third of the first layer. */
 static void describe(const lsi_model *model, int64_t n_batch, int64_t n_time, ls_dtype dtype,
                      lsi_unit_cost *units) {
@@ -126,6 +131,7 @@ const lsi_model_class lsi_model_mlp = {
     .forward = forward,
     .n_units = n_units,
     .describe = describe,
+    .uses = uses,
     .usual = {.n_layer = 2, .n_embd = 256},
     .model_type = "lockstep_mlp",
     .file_prefix = "",

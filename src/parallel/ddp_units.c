@@ -1,0 +1,390 @@
+/* Private ZeRO-3 (FSDP): a rank keeps its slice of every bucket of parameters, and has a unit's
+ * buckets whole while the unit computes.
+ *
+ *     before_forward(u), before_backward(u)   ask for u and the next units, wait for u
+ *     after_forward(u), after_backward(u)     give up what the next unit of the pass does not use;
+ *                                             in backward, post the gradients that are complete
+ *
+ * With opts.reshard_after_forward = k, what is given up after forward leaves a part with each rank,
+ * 1/k of it, and backward gathers it from k consecutive ranks.
+ *
+ * Units come in the same order on every rank, so the all-gathers and the reduce-scatters between
+ * them do, and how much is gathered ahead follows from sizes alone.
+ *
+ * [Note: old copies] A shard is written by ls_ddp_update alone. By then every rank has finished its
+ * backward pass (the verdict has come from all), so nobody gathers from it; and what was gathered
+ * before is dropped after it. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "comm/transport/control.h"
+#include "parallel/ddp_impl.h"
+
+static int64_t elem_bytes(const ls_ddp *ddp, int bucket) {
+    return (int64_t)ls_dtype_bytes(ddp->plan.buckets[bucket].value_dtype);
+}
+
+static int64_t value_bytes(const ls_ddp *ddp, int bucket) {
+    return ddp->plan.buckets[bucket].count * elem_bytes(ddp, bucket);
+}
+
+/* Bytes before a rank's slice of a bucket in its shard. */
+static int64_t slice_offset(const ls_ddp *ddp, int bucket, int rank) {
+    return ddp->units.slice_at[(int64_t)bucket * ddp->states.plan.n_ranks + rank];
+}
+
+static unsigned char *my_slice(const ls_ddp *ddp, int bucket) {
+    return ddp->units.shard + slice_offset(ddp, bucket, ddp->states.plan.rank);
+}
+
+static bool persists(const ls_ddp *ddp, int bucket) {
+    return ddp->units.plan.first[bucket] == LSI_PERSISTENT;
+}
+
+/* ---- gathers ---- */
+
+static ls_status take_buffer(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    int64_t bytes = value_bytes(ddp, index);
+    g->buffer = lsi_pool_take(&ddp->units.pool, bytes);
+    return g->buffer ? LS_OK : lsi_pool_grow(&ddp->units.pool, bytes, &g->buffer);
+}
+
+static ls_status in_bucket(const ls_ddp *ddp, int index, ls_status status) {
+    return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_buckets);
+}
+
+/* Elements of each rank's part, whole cache lines but for the last. */
+static void count_parts(const ls_ddp *ddp, int index, int64_t counts[LSI_MAX_RANKS]) {
+    enum { LINE_ELEMS = 32 };
+    int k = ls_group_world_size(ddp->units.part_group);
+    int64_t left = ddp->plan.buckets[index].count;
+    int64_t most = ((left + k - 1) / k + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS;
+    for (int r = 0; r < k; r++) {
+        counts[r] = left < most ? left : most;
+        left -= counts[r];
+    }
+}
+
+static ls_status gather_parts(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    int64_t counts[LSI_MAX_RANKS];
+    count_parts(ddp, index, counts);
+    return ls_all_gather_v(ddp->units.part_group, g->part->at, g->buffer->at, counts,
+                           ddp->plan.buckets[index].value_dtype, &g->work);
+}
+
+/* Of a shard in a file: this rank's slice of the bucket is in memory while it is gathered. */
+static ls_status read_slice(ls_ddp *ddp, int index) {
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    int64_t offset = slice_offset(ddp, index, plan->rank);
+    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * elem_bytes(ddp, index);
+    if (!ddp->units.spill) return LS_OK;
+    lsi_spill_will_need(ddp->units.spill, offset, bytes);
+    return lsi_spill_await(ddp->units.spill, offset, bytes, false);
+}
+
+static ls_status drop_slice(ls_ddp *ddp, int index) {
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * elem_bytes(ddp, index);
+    return lsi_spill_is_done(ddp->units.spill, slice_offset(ddp, index, plan->rank), bytes, false);
+}
+
+static ls_status gather_slices(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    LSI_TRY(read_slice(ddp, index));
+    return ls_all_gather_v(ddp->shard_group, my_slice(ddp, index), g->buffer->at,
+                           lsi_shard_counts(&ddp->states.plan, index),
+                           ddp->plan.buckets[index].value_dtype, &g->work);
+}
+
+/* Unless it is there already, or on its way. */
+static ls_status ask_for(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    if (g->buffer) return LS_OK;
+    LSI_TRY(in_bucket(ddp, index, take_buffer(ddp, index)));
+    g->n_gathers += ddp->state != IDLE;
+    return in_bucket(ddp, index, g->part ? gather_parts(ddp, index) : gather_slices(ddp, index));
+}
+
+static void point_params(ls_ddp *ddp, int index, unsigned char *at) {
+    const lsi_bucket *bucket = &ddp->plan.buckets[index];
+    for (int k = bucket->first; k < bucket->first + bucket->n_params; k++)
+        ddp->params[ddp->plan.sequence[k]].data =
+            at ? at + ddp->plan.offsets[k] * elem_bytes(ddp, index) : NULL;
+}
+
+/* [Note: peers' pages] A gather reads the peers' slices in shared memory, and pages that are read
+ * count as this process's. It lets go of them, or it would seem to have the whole model. */
+static ls_status forget_slices(ls_ddp *ddp, int index) {
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    if (ddp->units.spill) return in_bucket(ddp, index, drop_slice(ddp, index));
+    for (int r = 0; r < plan->n_ranks; r++) {
+        if (r == plan->rank) continue;
+        int64_t bytes = lsi_shard_counts(plan, index)[r] * elem_bytes(ddp, index);
+        lsi_forget_pages(ddp->units.shard_of[r] + slice_offset(ddp, index, r), (size_t)bytes);
+    }
+    return LS_OK;
+}
+
+static ls_status await(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    ls_work *work = g->work;
+    g->work = NULL;
+    if (work) LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
+    if (work && g->part) {
+        lsi_pool_give(&ddp->units.parts, g->part);
+        g->part = NULL;
+    } else if (work) {
+        LSI_TRY(forget_slices(ddp, index));
+    }
+    point_params(ddp, index, g->buffer->at);
+    return LS_OK;
+}
+
+ls_status lsi_ddp_gather_bucket(ls_ddp *ddp, int index) {
+    LSI_TRY(ask_for(ddp, index));
+    return await(ddp, index);
+}
+
+void lsi_ddp_give_up_bucket(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    point_params(ddp, index, NULL);
+    lsi_pool_give(&ddp->units.pool, g->buffer);
+    g->buffer = NULL;
+}
+
+/* ---- units ---- */
+
+static bool fits(const ls_ddp *ddp, int index) {
+    double limit_bytes = ddp->opts.gather_limit_mb * 1024 * 1024;
+    int64_t together = ddp->units.pool.taken_bytes + value_bytes(ddp, index);
+    return limit_bytes == 0 || (double)together <= limit_bytes;
+}
+
+/* Stops at the first bucket for which there is no room, so that none is overtaken. */
+static ls_status ask_ahead(ls_ddp *ddp, int unit, int direction) {
+    int n_ahead = ddp->opts.prefetch == 0 ? 1 : ddp->opts.prefetch;
+    for (int k = 1; k <= n_ahead; k++)
+        for (int b = 0; b < ddp->plan.n_buckets; b++) {
+            if (!lsi_unit_uses(&ddp->units.plan, unit + k * direction, b)) continue;
+            if (ddp->units.gathered[b].buffer) continue;
+            if (!fits(ddp, b)) return LS_OK;
+            LSI_TRY(ask_for(ddp, b));
+        }
+    return LS_OK;
+}
+
+static ls_status gather_unit(ls_ddp *ddp, int unit, int direction) {
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        if (lsi_unit_uses(&ddp->units.plan, unit, b)) LSI_TRY(ask_for(ddp, b));
+    LSI_TRY(ask_ahead(ddp, unit, direction));
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        if (lsi_unit_uses(&ddp->units.plan, unit, b)) LSI_TRY(await(ddp, b));
+    return LS_OK;
+}
+
+/* This rank's part of a bucket stays when the whole goes. */
+static ls_status keep_part(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    int64_t counts[LSI_MAX_RANKS], before = 0;
+    int rank = ls_group_rank(ddp->units.part_group);
+    count_parts(ddp, index, counts);
+    for (int r = 0; r < rank; r++) before += counts[r] * elem_bytes(ddp, index);
+    int64_t bytes = counts[rank] * elem_bytes(ddp, index);
+    g->part = lsi_pool_take(&ddp->units.parts, bytes);
+    if (!g->part) LSI_TRY(lsi_pool_grow(&ddp->units.parts, bytes, &g->part));
+    memcpy(g->part->at, g->buffer->at + before, (size_t)bytes);
+    return LS_OK;
+}
+
+/* What the next unit of the pass does not use. */
+static ls_status give_up_unit(ls_ddp *ddp, int unit, int next, bool keeps_parts) {
+    const lsi_unit_plan *plan = &ddp->units.plan;
+    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+        if (!lsi_unit_uses(plan, unit, b) || lsi_unit_uses(plan, next, b)) continue;
+        if (keeps_parts) LSI_TRY(in_bucket(ddp, b, keep_part(ddp, b)));
+        lsi_ddp_give_up_bucket(ddp, b);
+    }
+    return LS_OK;
+}
+
+/* ---- events ---- */
+
+static ls_status check_unit(const ls_ddp *ddp, int unit, bool is_backward, const char *call) {
+    if (ddp->state == FAILED || (is_backward && ddp->state != BACKWARD))
+        return lsi_fail(LS_ERR_STATE, "%s: unit %d: %s", call, unit,
+                        ddp->state == FAILED ? "an earlier call failed"
+                                             : "no backward pass is open");
+    if (unit >= 0 && unit < ddp->units.plan.n_units) return LS_OK;
+    return lsi_fail(LS_ERR_ARGUMENT, "%s: unit %d, expected 0 to %d, as opts.uses says", call, unit,
+                    ddp->units.plan.n_units - 1);
+}
+
+/* What a unit computes with must be there. */
+static ls_status check_there(const ls_ddp *ddp, int unit, const char *call) {
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        if (lsi_unit_uses(&ddp->units.plan, unit, b) && !ddp->units.gathered[b].buffer)
+            return lsi_fail(LS_ERR_STATE, "%s: unit %d was not gathered; call it in pairs", call,
+                            unit);
+    return LS_OK;
+}
+
+static ls_status fail_pass(ls_ddp *ddp, ls_status status) {
+    if (status != LS_OK) ddp->state = FAILED;
+    return status;
+}
+
+ls_status ls_ddp_before_forward(ls_ddp *ddp, int unit) {
+    if (!lsi_ddp_gathers(ddp)) return fail_pass(ddp, lsi_ddp_await_unit(ddp, unit));
+    LSI_TRY(check_unit(ddp, unit, false, "ls_ddp_before_forward"));
+    return fail_pass(ddp, gather_unit(ddp, unit, 1));
+}
+
+ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit) {
+    if (!lsi_ddp_gathers(ddp)) return LS_OK;
+    LSI_TRY(check_unit(ddp, unit, false, "ls_ddp_after_forward"));
+    LSI_TRY(check_there(ddp, unit, "ls_ddp_after_forward"));
+    bool is_turn = unit == ddp->units.plan.n_units - 1 && ddp->state != IDLE;
+    if (ddp->opts.reshard_after_forward == 1 || is_turn) return LS_OK;
+    bool keeps_parts = ddp->units.part_group && ddp->state != IDLE;
+    return fail_pass(ddp, give_up_unit(ddp, unit, unit + 1, keeps_parts));
+}
+
+ls_status ls_ddp_before_backward(ls_ddp *ddp, int unit) {
+    if (!lsi_ddp_gathers(ddp)) return LS_OK;
+    LSI_TRY(check_unit(ddp, unit, true, "ls_ddp_before_backward"));
+    return fail_pass(ddp, gather_unit(ddp, unit, -1));
+}
+
+ls_status ls_ddp_after_backward(ls_ddp *ddp, int unit) {
+    if (!lsi_ddp_gathers(ddp)) return LS_OK;
+    LSI_TRY(check_unit(ddp, unit, true, "ls_ddp_after_backward"));
+    LSI_TRY(check_there(ddp, unit, "ls_ddp_after_backward"));
+    LSI_TRY(fail_pass(ddp, give_up_unit(ddp, unit, unit - 1, false)));
+    return fail_pass(ddp, lsi_ddp_post_unit(ddp, unit));
+}
+
+/* ---- life ---- */
+
+ls_status lsi_ddp_plan_units(ls_ddp *ddp) {
+    return lsi_context(lsi_unit_plan_create(ddp->params, ddp->n_params, ddp->opts.uses,
+                                            ddp->opts.n_uses, ddp->opts.persist_below,
+                                            &ddp->units.plan),
+                       "ddp options");
+}
+
+/* Where everybody's slices lie; returns the bytes of this rank's. */
+static int64_t lay_out_slices(ls_ddp *ddp) {
+    enum { LINE_BYTES = 64 };
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    int64_t bytes[LSI_MAX_RANKS] = {0};
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        for (int r = 0; r < plan->n_ranks; r++) {
+            int64_t slice_bytes = lsi_shard_counts(plan, b)[r] * elem_bytes(ddp, b);
+            ddp->units.slice_at[(int64_t)b * plan->n_ranks + r] = bytes[r];
+            bytes[r] += (slice_bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+        }
+    return bytes[plan->rank];
+}
+
+static ls_status find_peers(ls_ddp *ddp) {
+    uint64_t mine, all[LSI_MAX_RANKS];
+    lsi_region *region = lsi_group_region(ddp->group);
+    mine = lsi_region_offset(region, ddp->units.shard, (size_t)ddp->units.shard_bytes);
+    LSI_TRY(ls_all_gather(ddp->shard_group, &mine, all, 1, LS_DTYPE_I64, NULL));
+    for (int r = 0; r < ddp->states.plan.n_ranks; r++)
+        ddp->units.shard_of[r] = region->base + all[r];
+    return LS_OK;
+}
+
+static ls_status take_file(ls_ddp *ddp) {
+    lsi_units *u = &ddp->units;
+    LSI_TRY(lsi_context(lsi_spill_create(ddp->opts.offload_dir, u->shard_bytes, &u->spill),
+                        "ddp: offloaded parameters"));
+    u->shard = lsi_spill_at(u->spill, 0);
+    return LS_OK;
+}
+
+static ls_status take_shard(ls_ddp *ddp) {
+    lsi_units *u = &ddp->units;
+    void *shard = NULL;
+    u->shard_bytes = lay_out_slices(ddp);
+    if (ddp->opts.offload == LS_OFFLOAD_PARAMS) return take_file(ddp);
+    LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)u->shard_bytes, &shard));
+    u->shard = shard;
+    lsi_mem_note(LSI_MEM_PARAMS, u->shard_bytes);
+    return find_peers(ddp);
+}
+
+static ls_status take_pools(ls_ddp *ddp) {
+    lsi_units *u = &ddp->units;
+    int n = ddp->plan.n_buckets, k = ddp->opts.reshard_after_forward;
+    int64_t largest_bytes = 0;
+    for (int b = 0; b < n; b++)
+        if (value_bytes(ddp, b) > largest_bytes) largest_bytes = value_bytes(ddp, b);
+    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, largest_bytes, n, &u->pool));
+    if (!u->part_group) return LS_OK;
+    return lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, largest_bytes / k + 4096, n, &u->parts);
+}
+
+/* Groups that units are gathered in again after forward. */
+static ls_status split_parts(ls_ddp *ddp) {
+    int k = ddp->opts.reshard_after_forward, n_ranks = ls_group_world_size(ddp->shard_group);
+    ls_group *others = NULL;
+    if (k <= 1 || k == n_ranks) return LS_OK;
+    if (n_ranks % k != 0)
+        return lsi_fail(LS_ERR_ARGUMENT,
+                        "ddp options: reshard_after_forward %d does not divide the %d ranks of a "
+                        "shard group",
+                        k, n_ranks);
+    LSI_TRY(lsi_context(ls_group_mesh(ddp->shard_group, k, &others, &ddp->units.part_group),
+                        "ddp: groups of %d ranks", k));
+    ls_group_destroy(others);
+    return LS_OK;
+}
+
+ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
+    lsi_units *u = &ddp->units;
+    size_t n = (size_t)ddp->plan.n_buckets, n_ranks = (size_t)ddp->states.plan.n_ranks;
+    u->slice_at = lsi_calloc(LSI_MEM_OTHER, n * n_ranks, sizeof *u->slice_at);
+    u->gathered = lsi_calloc(LSI_MEM_OTHER, n, sizeof *u->gathered);
+    u->shard_of = lsi_calloc(LSI_MEM_OTHER, n_ranks, sizeof *u->shard_of);
+    if (!u->slice_at || !u->gathered || !u->shard_of) return LS_ERR_MEMORY;
+    LSI_TRY(split_parts(ddp));
+    LSI_TRY(take_shard(ddp));
+    LSI_TRY(take_pools(ddp));
+    LSI_TRY(lsi_ddp_fill_pieces(ddp));
+    for (int b = 0; b < ddp->plan.n_buckets; b++) point_params(ddp, b, NULL);
+    LSI_TRY(lsi_ddp_renew_units(ddp));
+    ddp->values.is_there = true;
+    return LS_OK;
+}
+
+ls_status lsi_ddp_renew_units(ls_ddp *ddp) {
+    if (ddp->units.spill)
+        LSI_TRY(lsi_context(lsi_spill_is_done(ddp->units.spill, 0, ddp->units.shard_bytes, true),
+                            "ddp: offloaded parameters"));
+    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+        if (ddp->units.gathered[b].buffer) lsi_ddp_give_up_bucket(ddp, b);
+        if (persists(ddp, b)) LSI_TRY(lsi_ddp_gather_bucket(ddp, b));
+    }
+    return LS_OK;
+}
+
+void lsi_ddp_free_units(ls_ddp *ddp) {
+    lsi_units *u = &ddp->units;
+    lsi_pool_fini(&u->pool);
+    lsi_pool_fini(&u->parts);
+    ls_group_destroy(u->part_group);
+    if (!u->spill && u->shard) {
+        ls_group_free_shared(ddp->group, u->shard);
+        lsi_mem_note(LSI_MEM_PARAMS, -u->shard_bytes);
+    }
+    lsi_spill_destroy(u->spill);
+    lsi_free(u->slice_at);
+    lsi_free(u->gathered);
+    lsi_free(u->shard_of);
+    lsi_unit_plan_fini(&u->plan);
+    *u = (lsi_units){.shard = NULL};
+}

@@ -1,0 +1,359 @@
+/* Private ZeRO-3 and hybrid sharding against DDP, bit for bit. The model has units whose gradients
+ * depend on the values of the parameters, as these are while the unit computes: a unit that was not
+ * gathered, gathered too early or read after it was given up shows in the weights.
+ *
+ * Outside of the units that use it a parameter has no data, or the table of uses is wrong. */
+#include "harness/harness.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include <lockstep/optim.h>
+
+#include "base/dtype.h"
+#include "base/mem.h"
+#include "harness/ranks.h"
+#include "parallel/deal.h"
+#include "parallel/hybrid.h"
+#include "toy.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+enum { N_STEPS = 3, MAX_ELEMS = 60000, MAX_USES = 64 };
+
+/* Five units of two parameters; p0 is used by the first unit and the last, as a tied embedding is,
+ * p5 by two units that follow each other. */
+static const int64_t counts[] = {1003, 17, 0, 5003, 1, 1000, -8, 7, 64, 333};
+static const ls_unit_use uses[] = {{0, 0}, {0, 1}, {1, 2}, {1, 3}, {2, 4}, {2, 5},
+                                   {3, 5}, {3, 7}, {4, 8}, {4, 9}, {4, 0}};
+enum { N_PARAMS = COUNT_OF(counts), N_UNITS = 5 };
+
+typedef struct setting {
+    int strategy, replicas;
+    ls_dtype dtype;
+    int64_t accumulation;
+    int shard_size, prefetch, reshard;
+    int64_t persist_below;
+    double gather_limit_mb;
+    bool reproducible, jitter, fills, without_uses, evaluates;
+    int unused; /* parameter that this test's odd ranks do not use in odd steps; -1: none */
+} setting;
+
+/* ---- a pass ---- */
+
+static bool uses_param(const setting *s, int unit, int param) {
+    for (size_t k = 0; k < COUNT_OF(uses); k++)
+        if (uses[k].param == param && (s->without_uses || uses[k].unit == unit)) return true;
+    return false;
+}
+
+static int n_units(const setting *s) {
+    return s->without_uses ? 1 : N_UNITS;
+}
+
+static int first_unit(const setting *s, int param) {
+    int unit = 0;
+    while (unit < n_units(s) - 1 && !uses_param(s, unit, param)) unit++;
+    return unit;
+}
+
+static float value_of(const ls_param *param, int64_t e) {
+    if (param->dtype == LS_DTYPE_BF16) return lsi_bf16_to_f32(((const uint16_t *)param->data)[e]);
+    return ((const float *)param->data)[e];
+}
+
+/* A sum of what the unit computes with, which goes into the unit's gradients. */
+static ls_status read_unit(const setting *s, const toy *model, int unit, float *sum) {
+    *sum = 0;
+    for (int i = 0; i < model->n_params; i++) {
+        const ls_param *param = &model->params[i];
+        if (!uses_param(s, unit, i)) continue;
+        RANK_CHECK(param->data, "unit %d: parameter %d has no data", unit, i);
+        for (int64_t e = 0; e < param->count; e++) *sum += value_of(param, e);
+    }
+    return LS_OK;
+}
+
+static ls_status forward(const setting *s, const toy *model, ls_ddp *ddp, float *sums) {
+    for (int u = 0; u < n_units(s); u++) {
+        LSI_TRY(ls_ddp_before_forward(ddp, u));
+        LSI_TRY(read_unit(s, model, u, &sums[u]));
+        if (s->jitter) usleep((useconds_t)(rand() % 300));
+        LSI_TRY(ls_ddp_after_forward(ddp, u));
+    }
+    return LS_OK;
+}
+
+static bool is_left_out(const setting *s, int param, int64_t step, int64_t micro) {
+    return param == s->unused && step % 2 != 0 && micro % 2 != 0;
+}
+
+static ls_status backward_unit(const setting *s, const toy *model, ls_ddp *ddp, int unit, float sum,
+                               int64_t step, int64_t micro) {
+    float here;
+    LSI_TRY(ls_ddp_before_backward(ddp, unit));
+    LSI_TRY(read_unit(s, model, unit, &here));
+    RANK_CHECK(memcmp(&here, &sum, sizeof sum) == 0, "unit %d: %g, in forward %g", unit,
+               (double)here, (double)sum);
+    for (int i = model->n_params - 1; i >= 0; i--) {
+        ls_param *param = &model->params[i];
+        if (param->flags & LS_PARAM_FROZEN || first_unit(s, i) != unit) continue;
+        if (is_left_out(s, i, step, micro)) continue;
+        if (s->jitter) usleep((useconds_t)(rand() % 300));
+        LSI_TRY(ls_ddp_grad_needed(ddp, i));
+        toy_write_gradient(model, i, step, micro, ls_ddp_accumulates(ddp));
+        float *grad = param->grad;
+        for (int64_t e = 0; e < param->count; e++)
+            grad[e] += 0.125f * value_of(param, e) + 1e-4f * sum;
+        LSI_TRY(ls_ddp_grad_ready(ddp, i));
+    }
+    return ls_ddp_after_backward(ddp, unit);
+}
+
+static ls_status pass(const setting *s, const toy *model, ls_ddp *ddp, int64_t step,
+                      int64_t micro) {
+    float sums[N_UNITS];
+    if (s->accumulation % 2) LSI_TRY(ls_ddp_begin_backward(ddp)); /* before forward, or behind it */
+    LSI_TRY(forward(s, model, ddp, sums));
+    if (s->accumulation % 2 == 0) LSI_TRY(ls_ddp_begin_backward(ddp));
+    for (int u = n_units(s) - 1; u >= 0; u--)
+        LSI_TRY(backward_unit(s, model, ddp, u, sums[u], step, micro));
+    return ls_ddp_end_backward(ddp);
+}
+
+/* ---- training ---- */
+
+static const ls_adamw_opts adamw = {
+    .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .grad_scale = 1};
+
+static ls_status train(ls_group *group, const setting *s, const toy *model, ls_ddp *ddp,
+                       const lsi_deal *deal, double *norm) {
+    int rank = ls_group_rank(group);
+    ls_adamw_opts opts = adamw;
+    float sums[N_UNITS];
+    for (int64_t step = 0; step < N_STEPS; step++) {
+        double scale = 1.0 / (double)(s->accumulation * deal->n_ranks);
+        LSI_TRY(ls_ddp_begin_step(ddp, deal->count[rank], scale));
+        for (int64_t i = 0; i < deal->count[rank]; i++)
+            LSI_TRY(pass(s, model, ddp, step, lsi_deal_number(deal, rank, i)));
+        LSI_TRY(ls_ddp_finish_step(ddp));
+        LSI_TRY(ls_ddp_grad_norm(ddp, norm));
+        opts.grad_scale = ls_clip_factor(*norm, 0.5);
+        LSI_TRY(ls_ddp_update(ddp, &opts));
+        if (s->evaluates) LSI_TRY(forward(s, model, ddp, sums));
+        LSI_TRY(ls_ddp_check_weights(ddp));
+    }
+    return LS_OK;
+}
+
+/* Frozen ones do not change, and sharded strategies keep no masters of them. */
+static ls_status collect(const toy *model, ls_ddp *ddp, float *weights, int64_t *n) {
+    *n = 0;
+    for (int i = 0; i < model->n_params; i++) {
+        if (model->params[i].flags & LS_PARAM_FROZEN) continue;
+        LSI_TRY(ls_ddp_get_values(ddp, i, weights + *n));
+        *n += model->params[i].count;
+    }
+    return LS_OK;
+}
+
+/* The values of a toy of rank 0. */
+static ls_status fill(void *context, int param, int64_t begin, int64_t count, float *values) {
+    (void)context;
+    for (int64_t e = 0; e < count; e++) values[e] = rough_value(0, param, begin + e);
+    return LS_OK;
+}
+
+/* Rounded copies in front, masters behind. */
+static void narrow(toy *model, uint16_t *narrow_values, float **masters) {
+    for (int i = 0; i < model->n_params; i++) {
+        ls_param *param = &model->params[i];
+        masters[i] = param->data;
+        for (int64_t e = 0; e < param->count; e++)
+            narrow_values[e] = lsi_f32_to_bf16(masters[i][e]);
+        param->data = narrow_values;
+        param->dtype = LS_DTYPE_BF16;
+        narrow_values += param->count;
+    }
+}
+
+typedef struct result {
+    float *weights;
+    int64_t n;
+    double norm;
+} result;
+
+static ls_ddp_opts options_of(const setting *s, int strategy) {
+    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    bool gathers = strategy == LS_STRATEGY_ZERO3 && s->replicas == LS_REPLICAS_PRIVATE;
+    opts.reproducible = s->reproducible;
+    opts.find_unused_parameters = s->unused >= 0;
+    opts.strategy = strategy;
+    opts.replicas = s->replicas;
+    if (strategy == LS_STRATEGY_DDP) return opts;
+    opts.shard_size = s->shard_size;
+    if (s->fills) opts.fill = fill;
+    if (s->replicas == LS_REPLICAS_PRIVATE && !s->without_uses)
+        opts.uses = uses, opts.n_uses = COUNT_OF(uses);
+    if (!gathers) return opts;
+    opts.prefetch = s->prefetch;
+    opts.reshard_after_forward = s->reshard;
+    opts.gather_limit_mb = s->gather_limit_mb;
+    opts.persist_below = s->persist_below;
+    return opts;
+}
+
+static ls_status deal_out(ls_group *group, const setting *s, int strategy, lsi_deal *deal) {
+    int n_ranks = ls_group_world_size(group);
+    int64_t n = s->accumulation * n_ranks;
+    if (strategy < LS_STRATEGY_ZERO2)
+        return lsi_deal_micro_batches(deal, n, n_ranks, s->reproducible);
+    return lsi_deal_rounds(deal, n, n_ranks, s->shard_size > 0 ? s->shard_size : n_ranks,
+                           s->reproducible);
+}
+
+static ls_status run(ls_group *group, const setting *s, int strategy, result *r) {
+    static _Thread_local uint16_t narrow_values[MAX_ELEMS];
+    float *masters[N_PARAMS];
+    toy model;
+    lsi_deal deal;
+    ls_ddp *ddp = NULL;
+    ls_ddp_opts opts = options_of(s, strategy);
+    LSI_TRY(deal_out(group, s, strategy, &deal));
+    lsi_group_set_order(group, &deal.order);
+    toy_init(&model, counts, N_PARAMS, ls_group_rank(group));
+    model.params[0].flags |= LS_PARAM_NO_DECAY;
+    if (s->dtype == LS_DTYPE_BF16) {
+        narrow(&model, narrow_values, masters);
+        opts.masters = masters;
+    }
+    for (int i = 0; i < N_PARAMS && opts.fill; i++)
+        if (!(model.params[i].flags & LS_PARAM_FROZEN)) model.params[i].data = NULL;
+    if (opts.fill) opts.masters = NULL;
+    LSI_TRY(ls_ddp_create(group, model.params, model.n_params, &opts, &ddp));
+    lsi_ddp_set_group_order(ddp, &deal.group_order);
+    LSI_TRY(train(group, s, &model, ddp, &deal, &r->norm));
+    LSI_TRY(collect(&model, ddp, r->weights, &r->n));
+    ls_ddp_destroy(ddp);
+    toy_fini(&model);
+    return LS_OK;
+}
+
+static ls_status equals_ddp(ls_group *group, const setting *s) {
+    static _Thread_local float weights[2][MAX_ELEMS];
+    result ddp = {.weights = weights[0]}, sharded = {.weights = weights[1]};
+    LSI_TRY(lsi_context(run(group, s, LS_STRATEGY_DDP, &ddp), "ddp"));
+    LSI_TRY(lsi_context(run(group, s, s->strategy, &sharded), "sharded"));
+    RANK_CHECK(memcmp(&ddp.norm, &sharded.norm, sizeof ddp.norm) == 0, "norm %.17g, expected %.17g",
+               sharded.norm, ddp.norm);
+    for (int64_t i = 0; i < ddp.n; i++)
+        RANK_CHECK(memcmp(&weights[0][i], &weights[1][i], sizeof(float)) == 0,
+                   "element %lld is %.9g, expected %.9g", (long long)i, (double)weights[1][i],
+                   (double)weights[0][i]);
+    return LS_OK;
+}
+
+static ls_status named(ls_group *group, const setting *s) {
+    return lsi_context(
+        equals_ddp(group, s),
+        "%d ranks, strategy %d, replicas %d, %s, accumulation %d, shard_size %d, prefetch %d, "
+        "reshard %d, persist_below %d, limit %g, reproducible %d, fills %d, without_uses %d, "
+        "unused %d",
+        ls_group_world_size(group), s->strategy, s->replicas, ls_dtype_name(s->dtype),
+        (int)s->accumulation, s->shard_size, s->prefetch, s->reshard, (int)s->persist_below,
+        s->gather_limit_mb, s->reproducible, s->fills, s->without_uses, s->unused);
+}
+
+/* ---- every setting of gathering ---- */
+
+/* Rows differ in one thing each from the first; each is tried with all numbers of micro-batches
+ * whose sums have one order. */
+static const setting rows[] = {
+    {.unused = -1},
+    {.unused = -1, .prefetch = -1},
+    {.unused = -1, .prefetch = 3},
+    {.unused = -1, .prefetch = 9, .gather_limit_mb = 0.01},
+    {.unused = -1, .reshard = 1},
+    {.unused = -1, .reshard = 1, .prefetch = -1, .evaluates = true},
+    {.unused = -1, .reshard = 2, .evaluates = true},
+    {.unused = -1, .persist_below = 100},
+    {.unused = -1, .persist_below = 1 << 20, .prefetch = 2},
+    {.unused = -1, .without_uses = true},
+    {.unused = -1, .evaluates = true},
+    {.unused = -1, .fills = true},
+    {.unused = -1, .dtype = LS_DTYPE_BF16, .persist_below = 100},
+    {.unused = 3},
+    {.unused = 0, .prefetch = -1},
+    {.unused = -1, .jitter = true},
+    {.unused = -1, .fills = true, .dtype = LS_DTYPE_BF16},
+};
+
+static ls_status every_setting(ls_group *group, void *context) {
+    (void)context;
+    int n_ranks = ls_group_world_size(group);
+    for (size_t k = 0; k < COUNT_OF(rows); k++)
+        for (int64_t accumulation = 1; accumulation <= 3; accumulation++) {
+            setting s = rows[k];
+            s.strategy = LS_STRATEGY_ZERO3;
+            s.replicas = LS_REPLICAS_PRIVATE;
+            if (s.dtype == 0) s.dtype = LS_DTYPE_F32;
+            s.accumulation = accumulation;
+            s.reproducible = accumulation > 1;
+            if (s.reshard > 1 && n_ranks % s.reshard != 0) continue;
+            LSI_TRY(named(group, &s));
+        }
+    return LS_OK;
+}
+
+static void weights_are_those_of_ddp(void **state) {
+    (void)state;
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        for (const int *n = rank_counts; *n; n++)
+            assert_ok(run_ranks((rank_mode)mode, *n, every_setting, NULL));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+/* ---- meshes ---- */
+
+typedef struct mesh {
+    int n_ranks, shard_size;
+} mesh;
+
+static const mesh meshes[] = {{4, 2}, {4, 1}, {4, 4}, {8, 2}, {8, 4},
+                              {2, 1}, {6, 2}, {3, 1}, {1, 1}};
+
+static ls_status every_strategy_on_a_mesh(ls_group *group, void *context) {
+    const mesh *m = context;
+    for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++)
+        for (int replicas = 0; replicas < 2; replicas++)
+            for (int64_t accumulation = 1; accumulation <= 3; accumulation++) {
+                setting s = {.strategy = strategy,
+                             .replicas = replicas,
+                             .dtype = LS_DTYPE_F32,
+                             .accumulation = accumulation,
+                             .reproducible = accumulation > 1 && strategy != LS_STRATEGY_ZERO1,
+                             .shard_size = m->shard_size,
+                             .fills = accumulation == 2,
+                             .unused = -1};
+                LSI_TRY(named(group, &s));
+            }
+    return LS_OK;
+}
+
+static void meshes_have_the_bits_of_ddp(void **state) {
+    (void)state;
+    for (size_t k = 0; k < COUNT_OF(meshes); k++)
+        for (int mode = 0; mode < N_RANK_MODES; mode++) {
+            mesh m = meshes[k];
+            assert_ok(run_ranks((rank_mode)mode, m.n_ranks, every_strategy_on_a_mesh, &m));
+        }
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_those_of_ddp),
+        cmocka_unit_test(meshes_have_the_bits_of_ddp),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
