@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "comm/region.h"
 
-enum { ABSENT = 0, TEXT_BYTES = 256 };
+enum { ABSENT = 0, TEXT_BYTES = 1024 };
 
 /* The first place where some rank has another parameter than rank 0; rank 0: there is none. */
 typedef struct difference {
@@ -108,14 +108,40 @@ ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params
     return found.rank == 0 ? LS_OK : report(group, params, n_params, numbers, found);
 }
 
+/* The next two words, "name value"; returns their length, 0 at the end. */
+static size_t pair_length(const char *at) {
+    size_t name = strcspn(at, " ");
+    return at[name] ? name + 1 + strcspn(at + name + 1, " ") : name;
+}
+
+static void append(char *list, const char *pair, size_t length) {
+    size_t used = strlen(list);
+    snprintf(list + used, TEXT_BYTES - used, "%s%.*s", used ? " " : "", (int)length, pair);
+}
+
+/* Of both texts, which have the same names in the same order, the pairs that differ. */
+static void find_pairs(const char *here, const char *there, char *of_here, char *of_there) {
+    *of_here = *of_there = 0;
+    while (*here && *there) {
+        size_t n = pair_length(here), m = pair_length(there);
+        if (n != m || memcmp(here, there, n) != 0) {
+            append(of_here, here, n);
+            append(of_there, there, m);
+        }
+        here += n + (here[n] == ' ');
+        there += m + (there[m] == ' ');
+    }
+}
+
 ls_status lsi_agree_text(ls_group *group, const char *what, const char *text) {
     uint32_t hashes[LSI_MAX_RANKS], mine = hash_bytes(2166136261u, text, strlen(text));
-    char here[TEXT_BYTES], there[TEXT_BYTES];
+    char here[TEXT_BYTES], there[TEXT_BYTES], of_here[TEXT_BYTES], of_there[TEXT_BYTES];
     LSI_TRY(ls_all_gather(group, &mine, hashes, 1, LS_DTYPE_I32, NULL));
     difference found = find_difference(hashes, ls_group_world_size(group), 1);
     if (found.rank == 0) return LS_OK;
     LSI_TRY(hear(group, 0, text, here));
     LSI_TRY(hear(group, found.rank, text, there));
+    find_pairs(here, there, of_here, of_there);
     return lsi_fail(LS_ERR_MISMATCH, "the ranks have different %s: rank 0 %s, rank %d %s", what,
-                    here, found.rank, there);
+                    of_here, found.rank, of_there);
 }

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "parallel/agree.h"
@@ -51,6 +52,7 @@ static ls_status check_sharding(const ls_ddp_opts *o) {
         {o->gather_limit_mb != 0 && !gathers, "gather_limit_mb", private},
         {!(o->gather_limit_mb >= 0), "gather_limit_mb", "must be at least 0"},
         {o->persist_below != 0 && !gathers, "persist_below", private},
+        {o->persist_below < 0, "persist_below", "must be at least 0"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].is_wrong)
@@ -111,6 +113,10 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
     return lsi_check_params("buffer", opts->buffers, opts->n_buffers, false);
 }
 
+static uint64_t hash_uses(const ls_ddp_opts *opts) {
+    return lsi_hash64(opts->uses, opts->uses ? (size_t)opts->n_uses * sizeof *opts->uses : 0);
+}
+
 /* What must be the same on all ranks, as text. */
 static ls_status agree_on_options(ls_ddp *ddp) {
     char text[768];
@@ -120,14 +126,14 @@ static ls_status agree_on_options(ls_ddp *ddp) {
         "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
         "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
         "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d "
-        "shard_size %d uses %d prefetch %d reshard_after_forward %d gather_limit_mb %.10g "
+        "shard_size %d uses %d:%08x prefetch %d reshard_after_forward %d gather_limit_mb %.10g "
         "persist_below %lld offload %d reduce_dtype %d fill %d",
         o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
         !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
         !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
         o->n_buffers, !!o->broadcast_buffers, o->masters != NULL, o->shard_size, o->n_uses,
-        o->prefetch, o->reshard_after_forward, o->gather_limit_mb, (long long)o->persist_below,
-        o->offload, o->reduce_dtype, o->fill != NULL);
+        (unsigned)hash_uses(o), o->prefetch, o->reshard_after_forward, o->gather_limit_mb,
+        (long long)o->persist_below, o->offload, o->reduce_dtype, o->fill != NULL);
     return lsi_agree_text(ddp->group, "ddp options", text);
 }
 

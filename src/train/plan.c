@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "checkpoint/model_folder.h"
 #include "observe/observe.h"
+#include "parallel/memory.h"
 #include "train/config.h"
 
 /* ---- data ---- */
@@ -58,28 +59,48 @@ ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenize
 
 /* ---- model ---- */
 
+/* What all workers keep of the model, whatever the batch. */
+static int64_t state_bytes(const lsi_train_config *c, const lsi_run_plan *plan, int64_t n_elems) {
+    bool is_narrow = plan->dtype == LS_DTYPE_BF16;
+    const lsi_memory_input in = {.strategy = plan->strategy,
+                                 .replicas = plan->replicas,
+                                 .offload = plan->offload,
+                                 .n_ranks = (int)c->workers,
+                                 .shard_size = plan->shard_size,
+                                 .wide_elems = is_narrow ? 0 : n_elems,
+                                 .narrow_elems = is_narrow ? n_elems : 0,
+                                 .has_masters = true};
+    lsi_mem_estimate each;
+    lsi_memory_formula(&in, &each);
+    return c->workers * (each.kinds[LSI_MEM_PARAMS].bytes + each.kinds[LSI_MEM_GRADS].bytes +
+                         each.kinds[LSI_MEM_OPTIMIZER].bytes);
+}
+
 /* What no batch size can save is refused here; otherwise the system would kill some process, and
  * not always one of ours. */
 static ls_status check_memory(const lsi_train_config *c, const lsi_run_plan *plan) {
-    enum { BYTES_PER_PARAM = 16 }; /* weight, gradient and AdamW's two moments, in float32 */
     lsi_model counted = {.class = plan->model_class, .config = plan->model};
     struct sysinfo machine;
     LSI_TRY(plan->model_class->build(&counted));
     if (sysinfo(&machine) != 0) return LS_OK;
     double there = ((double)machine.totalram + (double)machine.totalswap) * machine.mem_unit;
-    double needed = BYTES_PER_PARAM * (double)counted.n_elems * (double)c->workers;
+    double needed = (double)state_bytes(c, plan, counted.n_elems);
     if (needed <= there) return LS_OK;
     char needed_text[32], there_text[32];
-    return lsi_fail(LS_ERR_MEMORY,
-                    "%" PRId64 " parameters: weights, gradients and AdamW's moments of "
-                    "--workers %" PRId64 " take %s, this machine has %s; use a smaller --n-embd or "
-                    "--n-layer, or fewer workers",
-                    counted.n_elems, c->workers,
-                    lsi_format_bytes(needed, needed_text, sizeof needed_text),
-                    lsi_format_bytes(there, there_text, sizeof there_text));
+    return lsi_fail(
+        LS_ERR_MEMORY,
+        "%" PRId64 " parameters: weights, gradients and AdamW's moments of "
+        "--workers %" PRId64 " with --strategy %s take %s, this machine has %s; use %sa "
+        "smaller --n-embd or --n-layer, or fewer workers",
+        counted.n_elems, c->workers, c->strategy,
+        lsi_format_bytes(needed, needed_text, sizeof needed_text),
+        lsi_format_bytes(there, there_text, sizeof there_text),
+        plan->strategy < LS_STRATEGY_ZERO2 && c->workers > 1 ? "--strategy zero2 or zero3, "
+        : plan->offload == LS_OFFLOAD_NONE && plan->strategy != LS_STRATEGY_DDP
+            ? "--offload optimizer, "
+            : "");
 }
 
-/* Models of images take images, the others tokens. */
 static ls_status check_kind(const lsi_train_config *c, const lsi_run_plan *plan) {
     bool has_images = plan->sample.height > 0;
     if (has_images && strcmp(c->tokenizer, "byte") != 0)
@@ -178,7 +199,7 @@ static ls_status plan_init(const lsi_train_config *c, int64_t n_tokens, lsi_run_
     plan->model.dropout = c->dropout;
     LSI_TRY(check_kind(c, plan));
     LSI_TRY(check_init(c, plan, n_tokens));
-    return check_memory(c, plan);
+    return LS_OK;
 }
 
 static ls_status plan_model(const lsi_train_config *c, int64_t n_tokens, lsi_run_plan *plan) {
@@ -196,8 +217,7 @@ static ls_status plan_model(const lsi_train_config *c, int64_t n_tokens, lsi_run
     else
         LSI_TRY(plan_language_model(c, n_tokens, plan));
     LSI_TRY(plan_llama(c, plan));
-    LSI_TRY(plan->model_class->check(&plan->model));
-    return check_memory(c, plan);
+    return plan->model_class->check(&plan->model);
 }
 
 /* ---- batch ---- */
@@ -581,5 +601,5 @@ ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan) {
     LSI_TRY(plan_precision(config, plan));
     LSI_TRY(plan_gradients(config, plan));
     plan_threads(config, plan);
-    return LS_OK;
+    return check_memory(config, plan);
 }
