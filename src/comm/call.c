@@ -62,7 +62,9 @@ const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES])
     snprintf(text, LSI_CALL_TEXT_BYTES, "%s", lsi_call_kind_name(call->kind));
     if (call->kind == LSI_CALL_BARRIER || call->kind == LSI_CALL_NONE) return text;
     put(text, " (");
-    if (call->order_hash) put(text, "%s, ", ls_op_name((ls_op)call->op));
+    bool reduces = call->kind == LSI_CALL_ALL_REDUCE || call->kind == LSI_CALL_REDUCE ||
+                   call->kind == LSI_CALL_REDUCE_SCATTER;
+    if (reduces) put(text, "%s, ", ls_op_name((ls_op)call->op));
     put(text, "%s, count %lld", ls_dtype_name((ls_dtype)call->dtype), (long long)call->count);
     if (call->kind == LSI_CALL_SEND) put(text, ", to rank %d", call->root);
     if (call->kind == LSI_CALL_RECV) put(text, ", from rank %d", call->root);
@@ -72,7 +74,7 @@ const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES])
         put(text, " in uneven counts %08x",
             (unsigned)(call->counts_hash ^ call->counts_hash >> 32));
     if (call->op == LS_OP_SUM || call->op == LS_OP_PREMUL_SUM) put(text, ", scale %g", call->scale);
-    if (call->order_hash) put(text, ", order %08x", call->order_hash);
+    if (call->order_hash) put(text, reduces ? ", order %08x" : ", tag %u", call->order_hash);
     if (call->algorithm) put(text, ", %s", lsi_algorithm_name(call->algorithm));
     put(text, ")");
     return text;

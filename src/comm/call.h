@@ -47,7 +47,7 @@ typedef struct lsi_call {
     union {
         struct {
             int32_t root;        /* -1 if the call has none; the peer of a send or receive */
-            uint32_t order_hash; /* of the order of reduction, 0 if the call does not reduce */
+            uint32_t order_hash; /* of the order of reduction; of other calls the tag, 0: none */
         };
         uint64_t how;
     };

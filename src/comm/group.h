@@ -109,6 +109,7 @@ struct ls_group {
     bool fenced; /* as control->fenced of the region */
     lsi_order order;
     uint32_t default_order_hash;
+    uint32_t tag; /* of the next calls that do not reduce: must agree as well, see lsi_group_tag */
     lsi_costs costs;
     lsi_rules rules;
 
@@ -156,6 +157,10 @@ struct ls_group {
 /* Order in which ranks are added from now on; all ranks must set the same one (checked by every
  * call). The default is lsi_order_default. */
 void lsi_group_set_order(ls_group *group, const lsi_order *order);
+/* What ranks must agree on besides, where calls of different meaning look alike. 0: nothing. */
+static inline void lsi_group_tag(ls_group *group, uint32_t tag) {
+    group->tag = tag;
+}
 void lsi_group_get_stats(const ls_group *group, lsi_group_stats *stats);
 lsi_region *lsi_group_region(const ls_group *group);
 /* Measures what things cost in this group; collective, blocks, a few milliseconds. Groups that were

@@ -230,7 +230,7 @@ static ls_status choose(ls_work *work, lsi_call *call) {
 static void words_of(const ls_group *group, const request *r, const lsi_shape *shape,
                      uint64_t word[LSI_CALL_WORDS]) {
     bool has_root = shape->root_in || shape->root_out;
-    uint64_t order_hash = shape->reduces ? group->order.hash | 1 : 0;
+    uint64_t order_hash = shape->reduces ? group->order.hash | 1 : group->tag;
     double scale = shape->reduces ? r->scale : 1;
     word[0] =
         (uint64_t)r->kind | (uint64_t)r->dtype << 16 | (uint64_t)(shape->reduces ? r->op : 0) << 32;

@@ -315,27 +315,32 @@ ls_status lsi_ddp_rebuild(ls_ddp *ddp) {
 
 /* ---- the end ---- */
 
-static void abandon(ls_group *group, ls_work *work) {
+static void abandon(ls_ddp *ddp, ls_work *work) {
     if (!work) return;
+    ls_group *group = work->group;
+    ddp->leaves_memory = ddp->leaves_memory || group != ddp->group;
     lsi_group_lock(group);
     lsi_work_release(work);
     lsi_group_unlock(group);
 }
 
-/* Lets go of works that nobody waited for, in a step that was given up. */
+/* Lets go of works that nobody waited for, in a step or an evaluation that was given up. */
 static void abandon_works(ls_ddp *ddp) {
-    if (ddp->state == IDLE) return;
+    if (ddp->state == IDLE && !ddp->units.gathered) return;
     ls_status status = ls_group_progress(ddp->group);
     (void)status; /* what has ended by now is enough */
     for (int b = 0; b < ddp->plan.n_buckets && ddp->values.works; b++)
-        abandon(ddp->shard_group, ddp->values.works[b]);
-    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp->shard_group, ddp->on[b].work);
-    for (int b = 0; b < ddp->n_posted; b++)
-        abandon(ddp->replicate_group, ddp->on[b].replicate_work);
+        abandon(ddp, ddp->values.works[b]);
+    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].work);
+    for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].replicate_work);
     for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++)
-        abandon(ddp->shard_group, ddp->units.gathered[b].work);
-    abandon(ddp->group, ddp->weight_work);
-    abandon(ddp->group, ddp->verdict_work);
+        abandon(ddp, ddp->units.gathered[b].work);
+    abandon(ddp, ddp->weight_work);
+    abandon(ddp, ddp->verdict_work);
+}
+
+void lsi_ddp_free_shared(ls_ddp *ddp, void *block) {
+    if (!ddp->leaves_memory) ls_group_free_shared(ddp->group, block);
 }
 
 void ls_ddp_destroy(ls_ddp *ddp) {
@@ -347,7 +352,7 @@ void ls_ddp_destroy(ls_ddp *ddp) {
     if (ddp->state == IDLE && lsi_ddp_await_values(ddp) != LS_OK) ddp->state = FAILED;
     abandon_works(ddp);
     lsi_ddp_release_gradients(ddp);
-    ls_group_free_shared(ddp->group, ddp->words);
+    lsi_ddp_free_shared(ddp, ddp->words);
     lsi_ddp_return_values(ddp);
     lsi_ddp_free_units(ddp);
     lsi_ddp_free_states(ddp);

@@ -57,9 +57,10 @@ static ls_status take_shard(ls_ddp *ddp) {
     int64_t bytes = n_elems * (int64_t)sizeof *g->shard;
     LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)bytes, &shard));
     g->shard = shard;
-    ddp->noted_bytes[0] = bytes;
     lsi_counter_init(&g->counter, n_elems);
-    return take_pools(ddp);
+    LSI_TRY(take_pools(ddp));
+    ddp->noted_bytes[0] = bytes; /* which are noted now, since nothing fails any more */
+    return LS_OK;
 }
 
 ls_status lsi_ddp_take_gradients(ls_ddp *ddp) {
@@ -72,10 +73,10 @@ ls_status lsi_ddp_take_gradients(ls_ddp *ddp) {
 
 void lsi_ddp_release_gradients(ls_ddp *ddp) {
     lsi_grads *g = &ddp->grads;
-    ls_group_free_shared(ddp->group, ddp->gradients);
-    ls_group_free_shared(ddp->group, g->shard);
-    lsi_pool_fini(&g->pool);
-    lsi_pool_fini(&g->parts);
+    lsi_ddp_free_shared(ddp, ddp->gradients);
+    lsi_ddp_free_shared(ddp, g->shard);
+    lsi_pool_fini(&g->pool, ddp->leaves_memory);
+    lsi_pool_fini(&g->parts, ddp->leaves_memory);
     lsi_counter_fini(&g->counter);
     lsi_mem_note(LSI_MEM_GRADS, -ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);

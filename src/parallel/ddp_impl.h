@@ -179,6 +179,7 @@ struct ls_ddp {
     int n_ordered;
 
     int64_t backward_ns; /* when the last backward pass began */
+    bool leaves_memory;  /* works of groups made from `group` are in flight at the end */
 
     lsi_grads grads;   /* ddp_grads.c, sharded gradients */
     lsi_states states; /* ddp_states.c */
@@ -253,6 +254,9 @@ LS_CHECKED ls_status lsi_ddp_plan(ls_ddp *ddp, const int *order, lsi_bucket_plan
 /* Takes the plan over and makes what goes with it. */
 LS_CHECKED ls_status lsi_ddp_use_plan(ls_ddp *ddp, lsi_bucket_plan *plan);
 LS_CHECKED ls_status lsi_ddp_broadcast_buffers(ls_ddp *ddp);
+/* At the end. `group` knows of its own works which memory peers may still use; what works of other
+ * groups may use stays in the region. */
+void lsi_ddp_free_shared(ls_ddp *ddp, void *block);
 
 /* ---- ddp_step.c ---- */
 

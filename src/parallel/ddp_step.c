@@ -214,6 +214,11 @@ static ls_status check_index(const ls_ddp *ddp, int index, const char *call) {
                         ddp->n_params - 1);
     if (lsi_ddp_is_frozen(ddp, index))
         return lsi_fail(LS_ERR_STATE, "%s: parameter %s is frozen", call, ddp->params[index].name);
+    if (lsi_ddp_gathers(ddp) && ddp->plan.bucket_of[index] < ddp->n_posted)
+        return lsi_fail(LS_ERR_STATE,
+                        "%s: parameter %s comes after its unit; its gradient was sent by "
+                        "ls_ddp_after_backward of the first unit that uses it",
+                        call, ddp->params[index].name);
     if (ddp->at[index].is_ready && !ddp->at[index].is_known_unused)
         return lsi_fail(LS_ERR_STATE,
                         "%s: the gradient of parameter %s was ready "

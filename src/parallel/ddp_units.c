@@ -104,7 +104,13 @@ static ls_status ask_for(ls_ddp *ddp, int index) {
     if (g->buffer) return LS_OK;
     LSI_TRY(in_bucket(ddp, index, take_buffer(ddp, index)));
     g->n_gathers += ddp->state != IDLE;
-    return in_bucket(ddp, index, g->part ? gather_parts(ddp, index) : gather_slices(ddp, index));
+    /* Units are often of one size: without a tag, ranks that use different ones would not notice.
+     */
+    ls_group *group = g->part ? ddp->units.part_group : ddp->shard_group;
+    lsi_group_tag(group, (uint32_t)index + 1);
+    ls_status status = g->part ? gather_parts(ddp, index) : gather_slices(ddp, index);
+    lsi_group_tag(group, 0);
+    return in_bucket(ddp, index, status);
 }
 
 static void point_params(ls_ddp *ddp, int index, unsigned char *at) {
@@ -165,6 +171,7 @@ static bool fits(const ls_ddp *ddp, int index) {
 /* Stops at the first bucket for which there is no room, so that none is overtaken. */
 static ls_status ask_ahead(ls_ddp *ddp, int unit, int direction) {
     int n_ahead = ddp->opts.prefetch == 0 ? 1 : ddp->opts.prefetch;
+    if (n_ahead > ddp->units.plan.n_units) n_ahead = ddp->units.plan.n_units;
     for (int k = 1; k <= n_ahead; k++)
         for (int b = 0; b < ddp->plan.n_buckets; b++) {
             if (!lsi_unit_uses(&ddp->units.plan, unit + k * direction, b)) continue;
@@ -221,12 +228,14 @@ static ls_status check_unit(const ls_ddp *ddp, int unit, bool is_backward, const
                     ddp->units.plan.n_units - 1);
 }
 
-/* What a unit computes with must be there. */
+/* What a unit computes with must be there, not only asked for ahead. */
 static ls_status check_there(const ls_ddp *ddp, int unit, const char *call) {
-    for (int b = 0; b < ddp->plan.n_buckets; b++)
-        if (lsi_unit_uses(&ddp->units.plan, unit, b) && !ddp->units.gathered[b].buffer)
+    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+        const lsi_gathered *g = &ddp->units.gathered[b];
+        if (lsi_unit_uses(&ddp->units.plan, unit, b) && (!g->buffer || g->work))
             return lsi_fail(LS_ERR_STATE, "%s: unit %d was not gathered; call it in pairs", call,
                             unit);
+    }
     return LS_OK;
 }
 
@@ -361,12 +370,22 @@ ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
     return LS_OK;
 }
 
+/* What is here, on its way, or was kept in parts by a unit that backward left out. */
+static ls_status drop(ls_ddp *ddp, int index) {
+    lsi_gathered *g = &ddp->units.gathered[index];
+    if (g->work) LSI_TRY(await(ddp, index));
+    if (g->part) lsi_pool_give(&ddp->units.parts, g->part);
+    g->part = NULL;
+    if (g->buffer) lsi_ddp_give_up_bucket(ddp, index);
+    return LS_OK;
+}
+
 ls_status lsi_ddp_renew_units(ls_ddp *ddp) {
     if (ddp->units.spill)
         LSI_TRY(lsi_context(lsi_spill_is_done(ddp->units.spill, 0, ddp->units.shard_bytes, true),
                             "ddp: offloaded parameters"));
     for (int b = 0; b < ddp->plan.n_buckets; b++) {
-        if (ddp->units.gathered[b].buffer) lsi_ddp_give_up_bucket(ddp, b);
+        LSI_TRY(drop(ddp, b));
         if (persists(ddp, b)) LSI_TRY(lsi_ddp_gather_bucket(ddp, b));
     }
     return LS_OK;
@@ -374,11 +393,11 @@ ls_status lsi_ddp_renew_units(ls_ddp *ddp) {
 
 void lsi_ddp_free_units(ls_ddp *ddp) {
     lsi_units *u = &ddp->units;
-    lsi_pool_fini(&u->pool);
-    lsi_pool_fini(&u->parts);
+    lsi_pool_fini(&u->pool, ddp->leaves_memory);
+    lsi_pool_fini(&u->parts, ddp->leaves_memory);
     ls_group_destroy(u->part_group);
     if (!u->spill && u->shard) {
-        ls_group_free_shared(ddp->group, u->shard);
+        lsi_ddp_free_shared(ddp, u->shard);
         lsi_mem_note(LSI_MEM_PARAMS, -u->shard_bytes);
     }
     lsi_spill_destroy(u->spill);

@@ -120,6 +120,8 @@ ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values) {
         return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_get_values: parameter %d, expected 0 to %d", index,
                         ddp->n_params - 1);
     const ls_param *param = &ddp->params[index];
+    if (ddp->state != IDLE)
+        return lsi_fail(LS_ERR_STATE, "ls_ddp_get_values: a step is open; expected between steps");
     if (param->dtype != LS_DTYPE_F32 && !is_narrow(ddp, index))
         return lsi_fail(LS_ERR_UNSUPPORTED, "ls_ddp_get_values: parameter %s has dtype %s",
                         param->name, ls_dtype_name(param->dtype));

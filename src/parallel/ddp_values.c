@@ -103,9 +103,11 @@ static ls_status move_whole(ls_ddp *ddp) {
 }
 
 ls_status lsi_ddp_move_values(ls_ddp *ddp) {
-    ddp->values.given = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof(void *));
     ddp->values.works = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->plan.n_buckets, sizeof(ls_work *));
-    if (!ddp->values.given || !ddp->values.works) return LS_ERR_MEMORY;
+    LSI_TRY(lsi_check_alloc(ddp->values.works));
+    /* Last: what it holds goes back to the parameters, whatever fails. */
+    ddp->values.given = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof(void *));
+    LSI_TRY(lsi_check_alloc(ddp->values.given));
     for (int i = 0; i < ddp->n_params; i++) ddp->values.given[i] = ddp->params[i].data;
     return lsi_ddp_gathers(ddp) ? lsi_ddp_shard_values(ddp) : move_whole(ddp);
 }
@@ -175,9 +177,9 @@ static void release(ls_ddp *ddp) {
     lsi_values *v = &ddp->values;
     if (!v->at) return;
     if (!v->head)
-        ls_group_free_shared(ddp->group, v->at);
+        lsi_ddp_free_shared(ddp, v->at);
     else if (atomic_fetch_sub(&v->head->n_users, 1) == 1)
-        ls_group_free_shared(ddp->group, v->head);
+        lsi_ddp_free_shared(ddp, v->head);
     lsi_mem_note(LSI_MEM_PARAMS, -v->noted_bytes);
     v->at = NULL;
     v->head = NULL;

@@ -12,8 +12,8 @@ ls_status lsi_pool_create(ls_group *group, lsi_mem_kind kind, int n_touching, in
     return lsi_check_alloc(pool->buffers);
 }
 
-void lsi_pool_fini(lsi_pool *pool) {
-    for (int k = 0; k < pool->n_buffers; k++)
+void lsi_pool_fini(lsi_pool *pool, bool leaves_memory) {
+    for (int k = 0; k < pool->n_buffers && !leaves_memory; k++)
         ls_group_free_shared(pool->group, pool->buffers[k].at);
     lsi_mem_note(pool->kind, -pool->noted_bytes);
     lsi_free(pool->buffers);

@@ -32,7 +32,8 @@ typedef struct lsi_pool {
 /* most_buffers: that are taken at a time, at most. */
 LS_CHECKED ls_status lsi_pool_create(ls_group *group, lsi_mem_kind kind, int n_touching,
                                      int64_t buffer_bytes, int most_buffers, lsi_pool *pool);
-void lsi_pool_fini(lsi_pool *pool);
+/* leaves_memory: peers may still use it, so it stays in the region. */
+void lsi_pool_fini(lsi_pool *pool, bool leaves_memory);
 /* NULL: all buffers that there are are taken. */
 lsi_buffer *lsi_pool_take(lsi_pool *pool, int64_t bytes);
 /* One more buffer, taken. */

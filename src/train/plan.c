@@ -101,6 +101,7 @@ static ls_status check_memory(const lsi_train_config *c, const lsi_run_plan *pla
             : "");
 }
 
+/* Models of images take images, the others tokens. */
 static ls_status check_kind(const lsi_train_config *c, const lsi_run_plan *plan) {
     bool has_images = plan->sample.height > 0;
     if (has_images && strcmp(c->tokenizer, "byte") != 0)
@@ -507,6 +508,8 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
          "--reproducible promises the same bits for any number of workers, on which rounded sums "
          "depend"},
         {!gathers && plan->offload == LS_OFFLOAD_PARAMS, "--offload params", gathering},
+        {plan->offload == LS_OFFLOAD_NONE && c->offload_dir, "--offload-dir",
+         "is for --offload optimizer and --offload params"},
         {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
          "hooks know one factor for all workers; take --grad-average tokens"},
     };
@@ -533,12 +536,14 @@ static ls_status plan_rounds(const lsi_train_config *c, lsi_run_plan *plan) {
 /* yes, no, or the workers of a group that keeps units in parts. */
 static ls_status plan_reshard(const lsi_train_config *c, lsi_run_plan *plan) {
     char *end = NULL;
+    int64_t group = plan->shard_size > 0 ? plan->shard_size : c->workers;
     if (strcmp(c->reshard, "yes") == 0) return LS_OK;
     long k = strcmp(c->reshard, "no") == 0 ? 1 : strtol(c->reshard, &end, 10);
-    if ((end && (*end || end == c->reshard)) || k < 1 || k > c->workers)
+    if ((end && (*end || end == c->reshard)) || k < 1 || group % k != 0)
         return lsi_fail(LS_ERR_USAGE,
-                        "--reshard %s: expected yes, no or a number of workers, 1 to %" PRId64,
-                        c->reshard, c->workers);
+                        "--reshard %s: expected yes, no or a number of workers that divides the "
+                        "%" PRId64 " of a shard group",
+                        c->reshard, group);
     plan->reshard = (int)k;
     return LS_OK;
 }

@@ -6,12 +6,29 @@
 
 /* ---- what cannot go together ---- */
 
-static void options_that_do_not_go_together_are_refused(void **state) {
+typedef struct refused_row {
+    const char *options, *text;
+    bool is_convnet;
+} refused_row;
+
+static void expect_refusals(void **state, const refused_row *rows, size_t n_rows) {
     static const char convnet[] = "--data %s/set --val-fraction 0.05 --model convnet";
-    const struct {
-        const char *options, *text;
-        bool is_convnet;
-    } rows[] = {
+    for (size_t i = 0; i < n_rows; i++) {
+        char options[256], set[128] = "";
+        program_result result;
+        if (rows[i].is_convnet) snprintf(set, sizeof set, convnet, (const char *)*state);
+        snprintf(options, sizeof options, "--steps 1 --workers 2 %s %s", set, rows[i].options);
+        program_finish(start_training(state, NULL, "refused", options), &result);
+        if (result.exit_code != 2 || !strstr(result.err, rows[i].text))
+            fail_msg("%s: code %d, expected 2 and '%s' in: %s", options, result.exit_code,
+                     rows[i].text, result.err);
+        assert_int_equal(result.n_left, 0);
+        program_release(&result);
+    }
+}
+
+static void options_that_do_not_go_together_are_refused(void **state) {
+    static const refused_row rows[] = {
         {"--reproducible --comm-hook bf16", "--comm-hook: --reproducible promises", false},
         {"--reproducible --comm-hook noop", "--comm-hook: --reproducible promises", false},
         {"--reproducible --grad-average ranks", "--grad-average ranks: --reproducible", false},
@@ -37,18 +54,69 @@ static void options_that_do_not_go_together_are_refused(void **state) {
         {"--powersgd-rank 65", "--powersgd-rank", false},
         {"--bucket-cap-mb 0", "--bucket-cap-mb", false},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char options[256], set[128] = "";
-        program_result result;
-        if (rows[i].is_convnet) snprintf(set, sizeof set, convnet, (const char *)*state);
-        snprintf(options, sizeof options, "--steps 1 --workers 2 %s %s", set, rows[i].options);
-        program_finish(start_training(state, NULL, "refused", options), &result);
-        if (result.exit_code != 2 || !strstr(result.err, rows[i].text))
-            fail_msg("%s: code %d, expected 2 and '%s' in: %s", options, result.exit_code,
-                     rows[i].text, result.err);
-        assert_int_equal(result.n_left, 0);
-        program_release(&result);
-    }
+    expect_refusals(state, rows, sizeof rows / sizeof rows[0]);
+}
+
+#define FSDP "--strategy fsdp --replicas private "
+#define GATHERED                                                                                   \
+    "is for --replicas private with --strategy zero3 or hybrid, where units are gathered"
+
+/* What a strategy cannot do, and what means nothing with it. */
+static void options_of_other_strategies_are_refused(void **state) {
+    static const refused_row rows[] = {
+        {"--strategy zero4", "--strategy", false},
+        {"--strategy zero1 --replicas none", "--replicas", false},
+        {"--strategy zero2 --comm-hook bf16", "--comm-hook: a hook leaves the average", false},
+        {"--strategy zero2 --grad-average ranks", "--grad-average ranks: --strategy zero2", false},
+        {FSDP "--grad-average ranks", "take --grad-average tokens", false},
+        {"--strategy zero2 --no-overlap", "--no-overlap: all gradients would have memory", false},
+        {FSDP "--no-overlap", "take --strategy zero1", false},
+        {"--strategy zero3 --batch-size 6 --reproducible", "3 micro-batches cannot be shared",
+         false},
+        {"--strategy zero2 --batch-size 6 --reproducible", "or --strategy zero1", false},
+        {"--strategy hybrid --shard-group 3", "--shard-group: --strategy hybrid wants groups",
+         false},
+        {"--strategy hybrid --shard-group 4", "a number that divides --workers", false},
+        {"--strategy hybrid --shard-group -1", "--shard-group", false},
+        {"--shard-group 2", "--shard-group: is for --strategy hybrid", false},
+        {"--strategy zero3 --shard-group 2", "--shard-group: is for --strategy hybrid", false},
+        {"--unit 1000", "--unit: " GATHERED, false},
+        {"--strategy zero3 --unit h.0", "--unit: " GATHERED, false},
+        {FSDP "--unit nothing", "--unit nothing", false},
+        {FSDP "--unit 12x", "--unit: expected a whole number", false},
+        {"--prefetch 2", "--prefetch: " GATHERED, false},
+        {"--strategy zero3 --prefetch 0", "--prefetch: " GATHERED, false},
+        {FSDP "--prefetch -1", "--prefetch", false},
+        {FSDP "--prefetch 1001", "--prefetch", false},
+        {"--reshard no", "--reshard: " GATHERED, false},
+        {"--strategy zero1 --replicas private --reshard 2", "--reshard: " GATHERED, false},
+        {FSDP "--reshard 0", "--reshard 0: expected yes, no or a number of workers", false},
+        {FSDP "--reshard 3", "expected yes, no or a number of workers that divides the 2", false},
+        {FSDP "--reshard -2", "--reshard -2: expected yes, no or a number", false},
+        {FSDP "--reshard 2x", "--reshard 2x: expected yes, no or a number", false},
+        {FSDP "--reshard maybe", "--reshard maybe: expected yes, no or a number", false},
+        {FSDP "--reshard 99999999999999999999", "expected yes, no or a number", false},
+        {FSDP "--batch-size 6 --workers 3 --reshard 2", "that divides the 3 of a shard group",
+         false},
+        {"--strategy hybrid --replicas private --shard-group 1 --reshard 2",
+         "that divides the 1 of a", false},
+        {"--gather-limit-mb 1", "--gather-limit-mb: " GATHERED, false},
+        {FSDP "--gather-limit-mb -1", "--gather-limit-mb", false},
+        {"--strategy zero2 --replicas private --persist-below 10", "--persist-below: " GATHERED,
+         false},
+        {FSDP "--persist-below -1", "--persist-below", false},
+        {"--offload optimizer", "--offload: is for sharded strategies: zero1, zero2, zero3", false},
+        {"--offload params", "--offload: is for sharded strategies", false},
+        {"--strategy zero3 --offload params", "--offload params: " GATHERED, false},
+        {FSDP "--offload everything", "--offload", false},
+        {FSDP "--offload-dir /tmp", "--offload-dir: is for --offload", false},
+        {"--reduce-dtype bf16", "--reduce-dtype: is for sharded strategies", false},
+        {"--strategy zero1 --comm-hook bf16 --reduce-dtype bf16", "the hook says what is sent",
+         false},
+        {FSDP "--reproducible --reduce-dtype bf16", "--reduce-dtype: --reproducible promi", false},
+        {FSDP "--reduce-dtype f16", "--reduce-dtype", false},
+    };
+    expect_refusals(state, rows, sizeof rows / sizeof rows[0]);
 }
 
 static void options_that_go_together_are_taken(void **state) {
@@ -60,6 +128,15 @@ static void options_that_go_together_are_taken(void **state) {
         "--comm-hook powersgd --powersgd-rank 64 --hook-start-step 0",
         "--check-weights-every 1",
         "--freeze wte,,h.0",
+        "--replicas private",
+        "--strategy zero1 --comm-hook bf16",
+        "--strategy zero2 --offload optimizer --reduce-dtype bf16",
+        FSDP "--unit 1 --prefetch 0 --reshard no --offload params --offload-dir /tmp",
+        FSDP "--unit h.0,ln_f --prefetch 1000 --reshard 2 --gather-limit-mb 0.01",
+        FSDP "--persist-below 1000 --reshard 1 --print-memory --no-rebuild-buckets",
+        "--strategy hybrid --shard-group 1",
+        "--strategy hybrid --replicas private --reduce-dtype bf16 --reshard 2",
+        "--workers 4 --strategy hybrid --replicas private --shard-group 2 --reshard 2",
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         json_decref(train(state, "taken", "--steps 2 --workers 2 %s", rows[i]));
@@ -176,6 +253,7 @@ static void synchronised_batch_norm_sees_the_batch_of_all_workers(void **state) 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_that_do_not_go_together_are_refused),
+        cmocka_unit_test(options_of_other_strategies_are_refused),
         cmocka_unit_test(options_that_go_together_are_taken),
         cmocka_unit_test(padded_batches_have_the_mean_over_real_targets),
         cmocka_unit_test(means_of_ranks_differ_where_shares_do),

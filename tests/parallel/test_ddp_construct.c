@@ -67,74 +67,96 @@ static ls_status run_nothing(void *context, ls_group *group, const ls_bucket *bu
 
 static const ls_comm_hook other_hook = {.name = "other", .run = run_nothing};
 
-static const struct number_row {
-    const char *name;
-    size_t offset;
-    int value;
-} number_rows[] = {
-    {"reproducible", offsetof(ls_ddp_opts, reproducible), 1},
-    {"average", offsetof(ls_ddp_opts, average), LS_AVERAGE_SUM},
-    {"find_unused_parameters", offsetof(ls_ddp_opts, find_unused_parameters), 1},
-    {"static_graph", offsetof(ls_ddp_opts, static_graph), 1},
-    {"keep_buckets", offsetof(ls_ddp_opts, keep_buckets), 1},
-    {"no_overlap", offsetof(ls_ddp_opts, no_overlap), 1},
-    {"join", offsetof(ls_ddp_opts, join), LS_JOIN_STOP},
-    {"nonfinite", offsetof(ls_ddp_opts, nonfinite), LS_NONFINITE_SKIP},
-    {"broadcast_buffers", offsetof(ls_ddp_opts, broadcast_buffers), 1},
-    {"strategy", offsetof(ls_ddp_opts, strategy), LS_STRATEGY_ZERO1},
-    {"replicas", offsetof(ls_ddp_opts, replicas), LS_REPLICAS_PRIVATE},
+static ls_status fill_zeros(void *context, int param, int64_t begin, int64_t count, float *values) {
+    (void)context, (void)param, (void)begin;
+    memset(values, 0, (size_t)count * sizeof *values);
+    return LS_OK;
+}
+
+static float small_buffer, small_master[8];
+static ls_param one_buffer = {
+    .name = "buffer", .count = 1, .dtype = LS_DTYPE_F32, .data = &small_buffer};
+static float *const some_masters[] = {small_master, small_master};
+static const ls_unit_use apart[] = {{0, 0}, {1, 1}}, crossed[] = {{0, 1}, {1, 0}};
+
+#define OPTS(...)                                                                                  \
+    { .struct_size = sizeof(ls_ddp_opts), __VA_ARGS__ }
+#define FSDP .strategy = LS_STRATEGY_ZERO3, .replicas = LS_REPLICAS_PRIVATE
+#define ZERO1 .strategy = LS_STRATEGY_ZERO1, .replicas = LS_REPLICAS_PRIVATE
+
+/* The last rank has `other` options than the rest. What differs, and no more, is named. */
+static const struct difference_row {
+    ls_ddp_opts base, other;
+    const char *base_text, *other_text;
+} difference_rows[] = {
+    {OPTS(0), OPTS(.reproducible = 1), "reproducible 0", "reproducible 1"},
+    {OPTS(0), OPTS(.average = LS_AVERAGE_SUM), "average 0", "average 2"},
+    {OPTS(0), OPTS(.find_unused_parameters = 1), "find_unused_parameters 0",
+     "find_unused_parameters 1"},
+    {OPTS(0), OPTS(.static_graph = 1), "static_graph 0", "static_graph 1"},
+    {OPTS(0), OPTS(.keep_buckets = 1), "keep_buckets 0", "keep_buckets 1"},
+    {OPTS(0), OPTS(.no_overlap = 1), "no_overlap 0", "no_overlap 1"},
+    {OPTS(0), OPTS(.join = LS_JOIN_STOP), "join 0", "join 3"},
+    {OPTS(0), OPTS(.nonfinite = LS_NONFINITE_SKIP), "nonfinite 0", "nonfinite 2"},
+    {OPTS(0), OPTS(.broadcast_buffers = 1), "broadcast_buffers 0", "broadcast_buffers 1"},
+    {OPTS(0), OPTS(.bucket_cap_mb = 2.5), "bucket_cap_mb 0", "bucket_cap_mb 2.5"},
+    {OPTS(0), OPTS(.first_bucket_mb = 0.125), "first_bucket_mb 0", "first_bucket_mb 0.125"},
+    {OPTS(0), OPTS(.buffers = &one_buffer, .n_buffers = 1), "buffers 0", "buffers 1"},
+    {OPTS(0), OPTS(.hook = &other_hook), "hook none", "hook other"},
+    {OPTS(0), OPTS(.masters = some_masters), "masters 0", "masters 1"},
+    {OPTS(0), OPTS(.strategy = LS_STRATEGY_ZERO1), "strategy 0", "strategy 1"},
+    {OPTS(0), OPTS(.replicas = LS_REPLICAS_PRIVATE), "replicas 0", "replicas 1"},
+    {OPTS(0), OPTS(.join = LS_JOIN_LIVE, .keep_buckets = 1, .bucket_cap_mb = 8),
+     "join 0 bucket_cap_mb 0 keep_buckets 0", "join 1 bucket_cap_mb 8 keep_buckets 1"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO2), OPTS(.strategy = LS_STRATEGY_ZERO2, .shard_size = 1),
+     "shard_size 0", "shard_size 1"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1),
+     OPTS(.strategy = LS_STRATEGY_ZERO1, .offload = LS_OFFLOAD_OPTIMIZER, .offload_dir = "/tmp"),
+     "offload 0", "offload 1"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO2),
+     OPTS(.strategy = LS_STRATEGY_ZERO2, .reduce_dtype = LS_DTYPE_BF16), "reduce_dtype 0",
+     "reduce_dtype 3"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1), OPTS(.strategy = LS_STRATEGY_ZERO1, .fill = fill_zeros),
+     "fill 0", "fill 1"},
+    {OPTS(FSDP), OPTS(FSDP, .uses = apart, .n_uses = 2), "uses 0:", "uses 2:"},
+    {OPTS(FSDP, .uses = apart, .n_uses = 2), OPTS(FSDP, .uses = crossed, .n_uses = 2),
+     "uses 2:", "uses 2:"},
+    {OPTS(ZERO1), OPTS(ZERO1, .uses = apart, .n_uses = 2), "uses 0:", "uses 2:"},
+    {OPTS(FSDP), OPTS(FSDP, .prefetch = -1), "prefetch 0", "prefetch -1"},
+    {OPTS(FSDP), OPTS(FSDP, .reshard_after_forward = 1), "reshard_after_forward 0",
+     "reshard_after_forward 1"},
+    {OPTS(FSDP), OPTS(FSDP, .gather_limit_mb = 1.5), "gather_limit_mb 0", "gather_limit_mb 1.5"},
+    {OPTS(FSDP), OPTS(FSDP, .persist_below = 7), "persist_below 0", "persist_below 7"},
+    {OPTS(FSDP, .offload = LS_OFFLOAD_OPTIMIZER, .offload_dir = "/tmp"),
+     OPTS(FSDP, .offload = LS_OFFLOAD_PARAMS, .offload_dir = "/tmp"), "offload 1", "offload 2"},
 };
 
-static const struct size_row {
-    const char *name;
-    size_t offset;
-    double value;
-    const char *text;
-} size_rows[] = {
-    {"bucket_cap_mb", offsetof(ls_ddp_opts, bucket_cap_mb), 2.5, "bucket_cap_mb 2.5"},
-    {"first_bucket_mb", offsetof(ls_ddp_opts, first_bucket_mb), 0.125, "first_bucket_mb 0.125"},
-};
-
-/* The last rank has other options than the rest; `text` is what it has. */
-static ls_status expect_difference(ls_group *group, const ls_ddp_opts *other, const char *text) {
-    const ls_ddp_opts plain = LS_DDP_OPTS_INIT;
-    char start[80];
+static ls_status expect_difference(ls_group *group, const struct difference_row *row) {
+    char here[160], there[160];
     int last = ls_group_world_size(group) - 1;
     bool is_last = ls_group_rank(group) == last;
     small s;
     ls_ddp *ddp = NULL;
     int n = build_model(&s, PLAIN);
-    RANK_FAILS(ls_ddp_create(group, s.params, n, is_last ? other : &plain, &ddp), LS_ERR_MISMATCH,
-               text);
-    snprintf(start, sizeof start, "the ranks have different ddp options: rank 0 strategy 0 ");
-    RANK_CHECK(strstr(ls_last_message(), start), "message '%s'", ls_last_message());
-    snprintf(start, sizeof start, ", rank %d strategy ", last);
-    RANK_CHECK(strstr(ls_last_message(), start), "message '%s'", ls_last_message());
-    LSI_TRY(ls_ddp_create(group, s.params, n, other, &ddp));
+    snprintf(here, sizeof here, "the ranks have different ddp options: rank 0 %s", row->base_text);
+    snprintf(there, sizeof there, ", rank %d %s", last, row->other_text);
+    RANK_FAILS(ls_ddp_create(group, s.params, n, is_last ? &row->other : &row->base, &ddp),
+               LS_ERR_MISMATCH, here);
+    const char *found = ls_last_message() + strlen(here);
+    RANK_CHECK(strstr(found, there), "message '%s', expected '%s'", ls_last_message(), there);
+    RANK_CHECK(strchr(found, ',') == strstr(found, there), "more is named: '%s'",
+               ls_last_message());
+    RANK_CHECK(!ddp && s.params[0].data == s.data[0], "%s: something was made", there);
+    LSI_TRY(lsi_context(ls_ddp_create(group, s.params, n, &row->other, &ddp), "%s", there));
     ls_ddp_destroy(ddp);
     return LS_OK;
 }
 
 static ls_status options_differ(ls_group *group, void *context) {
-    char text[80];
     (void)context;
-    for (size_t i = 0; i < COUNT_OF(number_rows); i++) {
-        ls_ddp_opts opts = LS_DDP_OPTS_INIT;
-        memcpy((char *)&opts + number_rows[i].offset, &number_rows[i].value, sizeof(int));
-        snprintf(text, sizeof text, " %s %d", number_rows[i].name, number_rows[i].value);
-        LSI_TRY(expect_difference(group, &opts, text));
-    }
-    for (size_t i = 0; i < COUNT_OF(size_rows); i++) {
-        ls_ddp_opts opts = LS_DDP_OPTS_INIT;
-        memcpy((char *)&opts + size_rows[i].offset, &size_rows[i].value, sizeof(double));
-        LSI_TRY(expect_difference(group, &opts, size_rows[i].text));
-    }
-    float value = 0;
-    ls_param buffer = {.name = "buffer", .count = 1, .dtype = LS_DTYPE_F32, .data = &value};
-    ls_ddp_opts opts = {.struct_size = sizeof opts, .buffers = &buffer, .n_buffers = 1};
-    LSI_TRY(expect_difference(group, &opts, " buffers 1 "));
-    opts = (ls_ddp_opts){.struct_size = sizeof opts, .hook = &other_hook};
-    return expect_difference(group, &opts, " hook other ");
+    for (size_t i = 0; i < COUNT_OF(difference_rows); i++)
+        LSI_TRY(expect_difference(group, &difference_rows[i]));
+    return LS_OK;
 }
 
 static void different_options_are_named(void **state) {
@@ -189,6 +211,58 @@ static const struct hook_row {
      LS_AVERAGE_MEANS,
      LS_ERR_UNSUPPORTED,
      "LS_AVERAGE_MEANS gives every rank a factor of its own, which hooks do not know"},
+};
+
+/* Options that mean something for some strategies only, and what cannot go together. */
+static const struct refused_row {
+    ls_ddp_opts opts;
+    ls_status status;
+    const char *text;
+} refused_rows[] = {
+    {OPTS(.strategy = 4), LS_ERR_ARGUMENT, "strategy is 4, expected 0 to 3"},
+    {OPTS(.strategy = -1), LS_ERR_ARGUMENT, "strategy is -1"},
+    {OPTS(.replicas = 2), LS_ERR_ARGUMENT, "replicas is 2, expected 0 to 1"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO2, .no_overlap = 1), LS_ERR_UNSUPPORTED, "without overlap"},
+    {OPTS(FSDP, .join = LS_JOIN_LIVE), LS_ERR_UNSUPPORTED, "neither with join"},
+    {OPTS(FSDP, .average = LS_AVERAGE_MEANS), LS_ERR_UNSUPPORTED, "nor with LS_AVERAGE_MEANS"},
+    {OPTS(FSDP, .hook = &other_hook), LS_ERR_UNSUPPORTED, "hook"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1, .shard_size = 1, .hook = &other_hook), LS_ERR_UNSUPPORTED,
+     "hook"},
+    {OPTS(.shard_size = 1), LS_ERR_ARGUMENT, "shard_size is for sharded strategies"},
+    {OPTS(FSDP, .shard_size = -1), LS_ERR_ARGUMENT, "shard_size must be at least 0"},
+    {OPTS(.fill = fill_zeros), LS_ERR_ARGUMENT, "fill is for sharded strategies"},
+    {OPTS(.reduce_dtype = LS_DTYPE_BF16), LS_ERR_ARGUMENT, "reduce_dtype is for sharded strateg"},
+    {OPTS(FSDP, .reduce_dtype = LS_DTYPE_F64), LS_ERR_ARGUMENT, "reduce_dtype must be LS_DTYPE_F3"},
+    {OPTS(FSDP, .reduce_dtype = -1), LS_ERR_ARGUMENT, "reduce_dtype must be LS_DTYPE_F32"},
+    {OPTS(.offload = LS_OFFLOAD_OPTIMIZER, .offload_dir = "/tmp"), LS_ERR_ARGUMENT,
+     "offload is for sharded strategies"},
+    {OPTS(FSDP, .offload = LS_OFFLOAD_OPTIMIZER), LS_ERR_ARGUMENT, "offload needs offload_dir"},
+    {OPTS(FSDP, .offload = LS_OFFLOAD_PARAMS), LS_ERR_ARGUMENT, "offload needs offload_dir"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO3, .offload = LS_OFFLOAD_PARAMS, .offload_dir = "/tmp"),
+     LS_ERR_ARGUMENT, "LS_OFFLOAD_PARAMS is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE"},
+    {OPTS(FSDP, .offload = 3, .offload_dir = "/tmp"), LS_ERR_ARGUMENT, "offload is 3, expected"},
+    {OPTS(FSDP, .offload = -1, .offload_dir = "/tmp"), LS_ERR_ARGUMENT, "offload is -1, expected"},
+    {OPTS(.uses = apart, .n_uses = 2), LS_ERR_ARGUMENT,
+     "uses is for sharded strategies with LS_REPLICAS_PRIVATE"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO3, .uses = apart, .n_uses = 2), LS_ERR_ARGUMENT,
+     "uses is for sharded strategies with LS_REPLICAS_PRIVATE"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1, .replicas = LS_REPLICAS_PRIVATE, .n_uses = 2),
+     LS_ERR_ARGUMENT, "n_uses must be the length of uses"},
+    {OPTS(.n_uses = 2), LS_ERR_ARGUMENT, "uses is for"},
+    {OPTS(FSDP, .n_uses = 2), LS_ERR_ARGUMENT, "n_uses must be the length of uses"},
+    {OPTS(FSDP, .uses = apart, .n_uses = -1), LS_ERR_ARGUMENT, "n_uses must be the length of uses"},
+    {OPTS(.prefetch = 1), LS_ERR_ARGUMENT, "prefetch is for LS_STRATEGY_ZERO3 with LS_REPLICAS"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO3, .prefetch = -1), LS_ERR_ARGUMENT, "prefetch is for"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO2, .replicas = LS_REPLICAS_PRIVATE,
+          .reshard_after_forward = 1),
+     LS_ERR_ARGUMENT, "reshard_after_forward is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE"},
+    {OPTS(FSDP, .reshard_after_forward = -1), LS_ERR_ARGUMENT, "reshard_after_forward must be at"},
+    {OPTS(.gather_limit_mb = 1), LS_ERR_ARGUMENT, "gather_limit_mb is for LS_STRATEGY_ZERO3 with"},
+    {OPTS(FSDP, .gather_limit_mb = -1e-9), LS_ERR_ARGUMENT, "gather_limit_mb must be at least 0"},
+    {OPTS(FSDP, .gather_limit_mb = NAN), LS_ERR_ARGUMENT, "gather_limit_mb must be at least 0"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1, .persist_below = 9), LS_ERR_ARGUMENT,
+     "persist_below is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE"},
+    {OPTS(FSDP, .persist_below = -1), LS_ERR_ARGUMENT, "persist_below must be at least 0"},
 };
 
 static float memory[16];
@@ -282,6 +356,11 @@ static ls_status refuse_options(ls_group *group) {
         RANK_FAILS(ls_ddp_create(group, s.params, n, &opts, &ddp), hook_rows[i].status,
                    hook_rows[i].text);
     }
+    for (size_t i = 0; i < COUNT_OF(refused_rows); i++) {
+        RANK_FAILS(ls_ddp_create(group, s.params, n, &refused_rows[i].opts, &ddp),
+                   refused_rows[i].status, refused_rows[i].text);
+        RANK_CHECK(!ddp && s.params[0].data == s.data[0], "row %zu: something was made", i);
+    }
     return LS_OK;
 }
 
@@ -298,6 +377,114 @@ static void impossible_parameters_buffers_and_options_are_refused(void **state) 
     (void)state;
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++)
         assert_ok(run_ranks(RANKS_AS_PROCESSES, n_ranks, refuse_all, NULL));
+}
+
+/* ---- refused by all ranks, once they know that they have been asked the same ---- */
+
+static const ls_unit_use wrong_uses[][2] = {{{0, 0}, {1, -1}}, {{0, 2}, {0, 0}},
+                                            {{-1, 0}, {0, 1}}, {{0, 0}, {1 << 20, 1}},
+                                            {{0, 0}, {1, 0}},  {{0, 1}, {0, 1}}};
+#define WRONG(k) FSDP, .uses = wrong_uses[k], .n_uses = 2
+
+static const struct late_row {
+    ls_ddp_opts opts;
+    ls_dtype dtype; /* of parameter 0; 0: F32 */
+    ls_status status;
+    const char *text;
+} late_rows[] = {
+    {OPTS(.strategy = LS_STRATEGY_ZERO1, .shard_size = 3), 0, LS_ERR_ARGUMENT,
+     "shard_size 3 does not divide 4 ranks"},
+    {OPTS(FSDP, .shard_size = 8), 0, LS_ERR_ARGUMENT, "shard_size 8 does not divide 4 ranks"},
+    {OPTS(FSDP, .reshard_after_forward = 3), 0, LS_ERR_ARGUMENT,
+     "reshard_after_forward 3 does not divide the 4 ranks of a shard group"},
+    {OPTS(FSDP, .reshard_after_forward = 8), 0, LS_ERR_ARGUMENT,
+     "reshard_after_forward 8 does not"},
+    {OPTS(FSDP, .shard_size = 2, .reshard_after_forward = 4), 0, LS_ERR_ARGUMENT,
+     "reshard_after_forward 4 does not divide the 2 ranks of a shard group"},
+    {OPTS(WRONG(0)), 0, LS_ERR_ARGUMENT, "use 1: parameter -1, expected 0 to 1"},
+    {OPTS(WRONG(1)), 0, LS_ERR_ARGUMENT, "use 0: parameter 2, expected 0 to 1"},
+    {OPTS(WRONG(2)), 0, LS_ERR_ARGUMENT, "use 0: unit -1, expected 0 to"},
+    {OPTS(WRONG(3)), 0, LS_ERR_ARGUMENT, "use 1: unit 1048576, expected 0 to 1048575"},
+    {OPTS(WRONG(4)), 0, LS_ERR_ARGUMENT, "parameter w is used by no unit"},
+    {OPTS(WRONG(5)), 0, LS_ERR_ARGUMENT, "parameter b is used by no unit"},
+    {OPTS(ZERO1, .uses = wrong_uses[1], .n_uses = 2), 0, LS_ERR_ARGUMENT,
+     "use 0: parameter 2, expected 0 to 1"},
+    {OPTS(FSDP, .uses = apart, .n_uses = 0), 0, LS_ERR_ARGUMENT, "parameter b is used by no unit"},
+    {OPTS(FSDP), LS_DTYPE_F64, LS_ERR_UNSUPPORTED, "parameter b has dtype F64, expected F32 or B"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1), LS_DTYPE_F16, LS_ERR_UNSUPPORTED, "has dtype F16"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1, .offload = LS_OFFLOAD_OPTIMIZER,
+          .offload_dir = "/nowhere/at/all"),
+     0, LS_ERR_NOT_FOUND, "/nowhere/at/all"},
+    {OPTS(FSDP, .offload = LS_OFFLOAD_PARAMS, .offload_dir = "/nowhere/at/all"), 0,
+     LS_ERR_NOT_FOUND, "/nowhere/at/all"},
+};
+
+static ls_status refuse_late(ls_group *group, void *context) {
+    const ls_ddp_opts plain = OPTS(FSDP);
+    (void)context;
+    for (size_t i = 0; i < COUNT_OF(late_rows); i++) {
+        const struct late_row *row = &late_rows[i];
+        small s;
+        ls_ddp *ddp = NULL;
+        int n = build_model(&s, PLAIN);
+        if (row->dtype) s.params[0].dtype = row->dtype;
+        RANK_FAILS(ls_ddp_create(group, s.params, n, &row->opts, &ddp), row->status, row->text);
+        for (int p = 0; p < n; p++)
+            RANK_CHECK(!ddp && s.params[p].data == s.data[p] && !s.params[p].grad,
+                       "row %zu: parameter %d was moved", i, p);
+        s.params[0].dtype = LS_DTYPE_F32;
+        LSI_TRY(lsi_context(ls_ddp_create(group, s.params, n, &plain, &ddp), "after row %zu", i));
+        ls_ddp_destroy(ddp);
+    }
+    return LS_OK;
+}
+
+static void refusals_of_all_ranks_leave_the_group_usable(void **state) {
+    (void)state;
+    run_in_both(4, refuse_late, NULL);
+}
+
+/* ---- values from a function ---- */
+
+static ls_status fail_to_fill(void *context, int param, int64_t begin, int64_t count,
+                              float *values) {
+    (void)context, (void)begin, (void)count, (void)values;
+    return lsi_fail(LS_ERR_IO, "no values for parameter %d", param);
+}
+
+static ls_status fill_or_not(ls_group *group, void *context) {
+    const ls_ddp_opts given = OPTS(FSDP), filled = OPTS(FSDP, .fill = fill_zeros),
+                      failing = OPTS(FSDP, .fill = fail_to_fill);
+    small s, buffers;
+    ls_ddp *ddp = NULL;
+    int n = build_model(&s, PLAIN);
+    (void)context;
+    s.params[1].data = NULL;
+    RANK_FAILS(ls_ddp_create(group, s.params, n, &given, &ddp), LS_ERR_ARGUMENT,
+               "parameter 1 needs a name, a count >= 0 and data");
+    LSI_TRY(ls_ddp_create(group, s.params, n, &filled, &ddp));
+    ls_ddp_destroy(ddp);
+    RANK_CHECK(!s.params[1].data, "data of nobody");
+    s.params[1].flags = LS_PARAM_FROZEN;
+    ddp = NULL;
+    RANK_FAILS(ls_ddp_create(group, s.params, n, &filled, &ddp), LS_ERR_ARGUMENT,
+               "parameter 1 needs a name, a count >= 0 and data");
+    build_model(&s, PLAIN);
+    build_model(&buffers, PLAIN);
+    buffers.params[0].data = NULL;
+    ls_ddp_opts opts = OPTS(FSDP, .fill = fill_zeros, .buffers = buffers.params, .n_buffers = 2);
+    RANK_FAILS(ls_ddp_create(group, s.params, n, &opts, &ddp), LS_ERR_ARGUMENT,
+               "buffer 0 needs a name, a count >= 0 and data");
+    s.params[0].data = NULL;
+    RANK_FAILS(ls_ddp_create(group, s.params, n, &failing, &ddp), LS_ERR_IO, "no values for param");
+    RANK_CHECK(!ddp && !s.params[0].data && s.params[1].data == s.data[1], "something was moved");
+    return LS_OK;
+}
+
+static void what_is_filled_needs_no_data(void **state) {
+    (void)state;
+    run_in_both(1, fill_or_not, NULL);
+    run_in_both(3, fill_or_not, NULL);
 }
 
 /* ---- buffers ---- */
@@ -383,6 +570,8 @@ int main(void) {
         cmocka_unit_test(different_options_are_named),
         cmocka_unit_test(any_number_but_zero_is_yes),
         cmocka_unit_test(impossible_parameters_buffers_and_options_are_refused),
+        cmocka_unit_test(refusals_of_all_ranks_leave_the_group_usable),
+        cmocka_unit_test(what_is_filled_needs_no_data),
         cmocka_unit_test(buffers_are_those_of_rank_0),
         cmocka_unit_test(different_buffers_are_named),
     };
