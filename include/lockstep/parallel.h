@@ -1,23 +1,28 @@
-/* Distributed data parallel: every rank holds the whole model, computes the gradients of its own
- * micro-batches, and the gradients are averaged over ranks before each optimizer step.
+/* Data parallelism: every rank computes the gradients of its own micro-batches, and the gradients
+ * are averaged over ranks before each optimizer step. Every rank holds the whole model
+ * (LS_STRATEGY_DDP), or shards of its states (docs/sharding.md).
  *
  * The training loop may be anybody's. It describes its parameters (ls_param), lets ls_ddp_create
- * point their gradients into buckets, and tells when gradients are ready; the all-reduce of a
- * bucket starts as soon as its last gradient is, while the backward pass goes on.
+ * point their gradients into buckets, and tells when gradients are ready; a
+ * bucket is sent as soon as its last gradient is, while the backward pass goes on.
  *
  *     ls_ddp_create(group, params, n_params, NULL, &ddp);
  *     for each step:
  *         ls_ddp_begin_step(ddp, n_micro_batches, 0);
  *         for each micro-batch:
+ *             for each unit: ls_ddp_before_forward, forward pass, ls_ddp_after_forward;
  *             ls_ddp_begin_backward(ddp);
- *             compute gradients into params[i].grad, adding to what is there if
- *             ls_ddp_accumulates(ddp), otherwise overwriting it, and
- *             call ls_ddp_grad_ready(ddp, i) for each;
+ *             for each unit, the last one first: ls_ddp_before_backward; for each of its gradients
+ *             ls_ddp_grad_needed(ddp, i), compute it into params[i].grad, adding to what is there
+ *             if ls_ddp_accumulates(ddp), otherwise overwriting it, ls_ddp_grad_ready(ddp, i);
+ *             ls_ddp_after_backward;
  *             ls_ddp_end_backward(ddp);
  *         ls_ddp_finish_step(ddp);      gradients are averaged now
- *         optimizer step
+ *         ls_ddp_update(ddp, &adamw), or with LS_STRATEGY_DDP an optimizer of one's own
  *
- * Only the last micro-batch of a step communicates. All calls are made by all ranks in the same
+ * LS_STRATEGY_DDP needs neither the calls around units nor ls_ddp_grad_needed. It and
+ * LS_STRATEGY_ZERO1 send gradients in the last micro-batch of a step only, the others in each. All
+ * calls are made by all ranks in the same
  * order, one thread at a time. docs/ddp.md is the guide. */
 #ifndef LOCKSTEP_PARALLEL_H
 #define LOCKSTEP_PARALLEL_H
@@ -77,6 +82,12 @@ typedef enum ls_replicas {
 typedef struct ls_unit_use {
     int unit, param;
 } ls_unit_use;
+
+/* What becomes of a unit after its forward pass, other than parts by groups of ranks. */
+enum {
+    LS_RESHARD_YES = 0, /* it is given up, and gathered again for backward */
+    LS_RESHARD_NO = 1,  /* it stays whole until its backward pass */
+};
 
 /* Which states are in a file instead of memory. */
 typedef enum ls_offload {
@@ -145,7 +156,7 @@ typedef struct ls_ddp_opts {
      * consecutive ranks, which must divide the world size, and the groups have replicas of each
      * other (hybrid sharding: shard inside of a machine, replicate over machines). Sums are added
      * within groups first: the same bits where shard_size is a power of two. */
-    int shard_size;
+    int shard_size; /* deadlines of these groups are those that `group` has at create */
     /* Sharded strategies with LS_REPLICAS_PRIVATE. Which unit uses which parameters, in any order;
      * units are numbered from 0 in the order of the forward pass. Every trained parameter must be
      * used by some unit. Copied. LS_STRATEGY_ZERO3: parameters that the same units use are gathered
@@ -155,9 +166,8 @@ typedef struct ls_ddp_opts {
     const ls_unit_use *uses;
     int n_uses;
     int prefetch;              /* units gathered ahead of their use, both ways; 0: 1, < 0: none */
-    int reshard_after_forward; /* 0: yes. 1: no, units stay whole until their backward. k: each
-                                  rank keeps 1/k, and backward gathers within k consecutive
-                                  ranks; k divides the shard group */
+    int reshard_after_forward; /* LS_RESHARD_…, or a number k > 1: each rank keeps 1/k, and backward
+                                  gathers within k consecutive ranks; k divides the shard group */
     double gather_limit_mb;    /* no unit is gathered ahead beyond so many MiB; 0: no limit */
     int64_t persist_below;     /* parameters of fewer elements are whole on every rank, gathered
                                   after each update */
@@ -212,9 +222,9 @@ enum { LS_MICRO_BATCHES_BY_SCOPE = -1 };
 LS_API LS_CHECKED ls_status ls_ddp_begin_step(ls_ddp *ddp, int64_t n_micro_batches, double scale);
 /* Ranks that have data in this step; without join the world size. Local. */
 LS_API int ls_ddp_n_live(const ls_ddp *ddp);
-/* Backward passes begun between these only accumulate; the next one outside exchanges the whole
- * step's gradients and is the step's last. It does not matter whether the forward pass is inside.
- * Where the step was begun with a number, scopes must agree with it. Local. */
+/* Backward passes begun between these only accumulate (or send their gradients to be added up in
+ * shards); the next one outside is the step's last. It does not matter whether the forward pass is
+ * inside. Where the step was begun with a number, scopes must agree with it. Local. */
 LS_API LS_CHECKED ls_status ls_ddp_begin_no_sync(ls_ddp *ddp);
 LS_API LS_CHECKED ls_status ls_ddp_end_no_sync(ls_ddp *ddp);
 /* With LS_AVERAGE_WEIGHTS and LS_AVERAGE_MEANS, before each backward pass: the weight (>= 0) of the
@@ -288,8 +298,9 @@ LS_API void ls_ddp_keep_values(ls_ddp *ddp);
 /* Bytes of optimizer states that this rank keeps once ls_ddp_update was called (before, 0 with
  * LS_STRATEGY_DDP). Local. */
 LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
-/* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
- * all shards; values: params[i].count floats, the caller's. Collective, blocks (LS_STRATEGY_DDP:
+/* Between steps: the float32 values of parameter i, its master where it is BF16 (of a frozen one
+ * with sharded strategies, which keep no list of masters, its BF16 values), put together from all
+ * shards; values: params[i].count floats, the caller's. Collective, blocks (LS_STRATEGY_DDP:
  * local). */
 LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values);
 /* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first

@@ -137,6 +137,13 @@ static void note(lsi_spill *spill, int64_t bytes) {
     lsi_mem_note(LSI_MEM_STAGING, bytes);
 }
 
+void lsi_spill_abandon(lsi_spill *spill) {
+    if (!spill) return;
+    lsi_mem_note_file(-spill->bytes);
+    spill->at = NULL;
+    lsi_spill_destroy(spill);
+}
+
 void lsi_spill_destroy(lsi_spill *spill) {
     if (!spill) return;
     note(spill, -spill->noted_bytes);

@@ -32,6 +32,8 @@ typedef struct lsi_spill lsi_spill;
  * or has no room (the message says how much there is). */
 LS_CHECKED ls_status lsi_spill_create(const char *folder, int64_t bytes, lsi_spill **spill);
 void lsi_spill_destroy(lsi_spill *spill); /* NULL does nothing */
+/* The same, but the block stays where it is until the process ends: somebody may still read it. */
+void lsi_spill_abandon(lsi_spill *spill);
 
 /* Where byte `offset` is; the whole block may be touched at any time. */
 void *lsi_spill_at(const lsi_spill *spill, int64_t offset);

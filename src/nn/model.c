@@ -279,6 +279,16 @@ lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i) {
                           model->shapes[i].dims);
 }
 
+bool lsi_model_name_begins(const lsi_model *model, int i, const char *word, size_t n) {
+    const char *prefix = model->class->file_prefix ? model->class->file_prefix : "";
+    size_t length = strlen(prefix);
+    if (n > length && strncmp(word, prefix, length) == 0) {
+        word += length;
+        n -= length;
+    }
+    return strncmp(model->params[i].name, word, n) == 0;
+}
+
 int lsi_model_find(const lsi_model *model, const char *name) {
     for (int i = 0; i < model->n_params; i++)
         if (strcmp(model->params[i].name, name) == 0) return i;

@@ -163,6 +163,9 @@ LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);
 void lsi_model_release(lsi_model *model);
 /* Leaf of parameter i on the tape. */
 lsi_tensor *lsi_model_leaf(lsi_model *model, lsi_tape *tape, int i);
+/* Whether the name of parameter i begins with the first n bytes of `word`, or does in files, which
+ * put "transformer." or the like in front of it. */
+bool lsi_model_name_begins(const lsi_model *model, int i, const char *word, size_t n);
 /* Index of a parameter by name, -1 if absent. */
 int lsi_model_find(const lsi_model *model, const char *name);
 /* Floating-point operations of one token's (or image's) forward and backward, from the class's

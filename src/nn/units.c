@@ -79,7 +79,7 @@ static ls_status begin_by_size(joining *j, const char *rule) {
 static bool begin_by_word(joining *j, const char *word, size_t n) {
     bool is_found = false;
     for (int i = 0; n > 0 && i < j->n_uses; i++) {
-        if (strncmp(j->model->params[j->uses[i].param].name, word, n) != 0) continue;
+        if (!lsi_model_name_begins(j->model, j->uses[i].param, word, n)) continue;
         j->begins[j->uses[i].unit] = true;
         is_found = true;
     }

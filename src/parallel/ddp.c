@@ -34,6 +34,9 @@ static ls_status check_sharding(const ls_ddp_opts *o) {
     } rows[] = {
         {o->shard_size != 0 && !is_sharded, "shard_size", sharded},
         {o->shard_size < 0, "shard_size", "must be at least 0"},
+        {o->shard_size != 0 && o->average == LS_AVERAGE_MEANS, "shard_size",
+         "does not go with LS_AVERAGE_MEANS, where each rank has a factor of its own; take "
+         "LS_AVERAGE_WEIGHTS"},
         {o->fill && !is_sharded, "fill", sharded},
         {o->reduce_dtype != 0 && !is_sharded, "reduce_dtype",
          "is for sharded strategies; take LS_HOOK_BF16"},
@@ -241,6 +244,22 @@ void lsi_ddp_set_group_order(ls_ddp *ddp, const lsi_order *order) {
         lsi_group_set_order(ddp->replicate_group, order);
 }
 
+void lsi_ddp_get_stats(const ls_ddp *ddp, lsi_group_stats *stats) {
+    const ls_group *others[] = {ddp->shard_group != ddp->group ? ddp->shard_group : NULL,
+                                ddp->replicate_group, ddp->units.parts.group};
+    lsi_group_get_stats(ddp->group, stats);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        lsi_group_stats more;
+        if (!others[i]) continue;
+        lsi_group_get_stats(others[i], &more);
+        stats->wait_ns += more.wait_ns;
+        stats->work_ns += more.work_ns;
+        stats->flight_ns += more.flight_ns;
+        stats->bytes_sent += more.bytes_sent;
+        stats->n_calls += more.n_calls;
+    }
+}
+
 /* Buckets, who owns what of them, and memory for gradients. */
 static ls_status set_up_buckets(ls_ddp *ddp) {
     lsi_bucket_plan plan;
@@ -329,12 +348,17 @@ static void abandon_works(ls_ddp *ddp) {
     if (ddp->state == IDLE && !ddp->units.gathered) return;
     ls_status status = ls_group_progress(ddp->group);
     (void)status; /* what has ended by now is enough */
+    /* After an error peers may be in the middle of a work that is none of ours any more. */
+    bool has_parts = ddp->shard_group != ddp->group || ddp->units.parts.group;
+    ddp->leaves_memory = ddp->state == FAILED && has_parts;
     for (int b = 0; b < ddp->plan.n_buckets && ddp->values.works; b++)
         abandon(ddp, ddp->values.works[b]);
     for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].work);
     for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].replicate_work);
-    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++)
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++) {
+        ddp->leaves_file = ddp->leaves_file || ddp->units.gathered[b].work;
         abandon(ddp, ddp->units.gathered[b].work);
+    }
     abandon(ddp, ddp->weight_work);
     abandon(ddp, ddp->verdict_work);
 }

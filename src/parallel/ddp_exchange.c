@@ -1,5 +1,7 @@
 /* Buckets on their way: posted in index order as they become complete, waited for at the end of the
- * step. Without a hook that is one all-reduce each; with one, as many stages as it has. */
+ * step, or where their memory is needed. ddp: an all-reduce each, or as many stages as a hook has.
+ * Sharded strategies: a reduce-scatter within the shard group, or all ranks' parts where these are
+ * added in the order of micro-batches; the last micro-batch's slice goes over the shard groups. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -39,13 +41,19 @@ static ls_status await(ls_ddp *ddp, int index) {
     return lsi_ddp_retire_bucket(ddp, index);
 }
 
+ls_status lsi_ddp_await_replicate(ls_ddp *ddp, int index) {
+    ls_work *work = ddp->on[index].replicate_work;
+    ddp->on[index].replicate_work = NULL;
+    if (!work) return LS_OK;
+    LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
+    lsi_ddp_forget_replicates(ddp, index);
+    return LS_OK;
+}
+
 /* Sums of slices over shard groups. */
 static ls_status await_replicates(ls_ddp *ddp) {
-    for (int b = 0; b < ddp->plan.n_buckets && ddp->replicate_group; b++) {
-        ls_work *work = ddp->on[b].replicate_work;
-        ddp->on[b].replicate_work = NULL;
-        if (work) LSI_TRY(in_bucket(ddp, b, ls_work_wait(work, -1)));
-    }
+    for (int b = 0; b < ddp->plan.n_buckets && ddp->replicate_group; b++)
+        LSI_TRY(lsi_ddp_await_replicate(ddp, b));
     return LS_OK;
 }
 
@@ -117,6 +125,9 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
     lsi_bucket_state *on = &ddp->on[index];
     const ls_bucket *bucket = &ddp->buckets[index];
     ls_op op = lsi_ddp_scales_before(ddp) ? LS_OP_PREMUL_SUM : LS_OP_SUM;
+    /* Places in the group's order: all-gathers of a loop that says nothing of its units are over.
+     */
+    if (ddp->n_posted == 0) LSI_TRY(lsi_ddp_await_values(ddp));
     LSI_TRY(make_room(ddp));
     if (ddp->opts.reproducible && ddp->has_data && !lsi_ddp_shards_gradients(ddp))
         lsi_accumulator_join(&ddp->accumulator, ddp->gradients, &ddp->plan.buckets[index]);
@@ -175,13 +186,18 @@ static void look_for_done(ls_ddp *ddp) {
     lsi_group_unlock(ddp->shard_group);
 }
 
+static ls_status progress_groups(ls_ddp *ddp) {
+    ls_group *groups[] = {ddp->group, ddp->shard_group != ddp->group ? ddp->shard_group : NULL,
+                          ddp->replicate_group, ddp->units.parts.group};
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
+        if (groups[i]) LSI_TRY(ls_group_progress(groups[i]));
+    return LS_OK;
+}
+
 ls_status lsi_ddp_progress(ls_ddp *ddp) {
+    if (ddp->state == FAILED) return LS_OK;
+    LSI_TRY(progress_groups(ddp));
     if (!lsi_ddp_exchanges(ddp) || ddp->state == IDLE) return LS_OK;
-    LSI_TRY(ls_group_progress(ddp->group));
-    if (ddp->replicate_group) {
-        LSI_TRY(ls_group_progress(ddp->shard_group));
-        LSI_TRY(ls_group_progress(ddp->replicate_group));
-    }
     look_for_done(ddp);
     if (ddp->opts.no_overlap || ddp->state != BACKWARD) return LS_OK;
     return lsi_ddp_post_ready(ddp, false);

@@ -1,15 +1,16 @@
 /* Where gradients lie. Of ddp and zero1: one block for all buckets, for good. Of zero2: a buffer
  * for a bucket from the moment its first gradient is asked for until its sum is in the shards, so
- * that a rank has its shard and the few buckets that are being filled or sent.
- * Where more than MOST_IN_FLIGHT buckets are on their way and no buffer is free, the oldest is
- * waited for, not another buffer made. */
+ * that a rank has its shard and the few buckets that are being filled or sent. Where MOST_SENDING
+ * of them are on their way and no buffer is free, the oldest is waited for, not another buffer
+ * made. */
 #include <string.h>
 
 #include "base/mem.h"
+#include "comm/transport/control.h"
 #include "parallel/ddp_impl.h"
 #include "parallel/narrow.h"
 
-enum { MOST_IN_FLIGHT = 2 };
+enum { MOST_SENDING = 2 };
 
 /* ---- the block, or the shard ---- */
 
@@ -24,23 +25,25 @@ static ls_status take_block(ls_ddp *ddp) {
     return LS_OK;
 }
 
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 static ls_status take_pools(ls_ddp *ddp) {
     lsi_grads *g = &ddp->grads;
-    int n_ranks = ddp->states.plan.n_ranks, n = ddp->plan.n_buckets;
-    int64_t bucket_elems = 0, slice_elems = 0;
-    for (int b = 0; b < n; b++) {
-        bucket_elems = larger(bucket_elems, ddp->plan.buckets[b].count);
-        slice_elems = larger(slice_elems, g->slices[b].count);
-    }
-    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_STAGING, 1,
-                            n_ranks * slice_elems * (int64_t)sizeof(float), n, &g->parts));
+    int n = ddp->plan.n_buckets;
+    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_STAGING, 1, n, &g->parts));
     /* A reduction touches as much of peers' buffers. */
-    return lsi_pool_create(ddp->group, LSI_MEM_BUCKETS, n_ranks,
-                           bucket_elems * (int64_t)sizeof(float), n, &g->pool);
+    return lsi_pool_create(ddp->group, LSI_MEM_BUCKETS, ddp->states.plan.n_ranks, n, &g->pool);
+}
+
+static ls_status find_replicates(ls_ddp *ddp, size_t bytes) {
+    uint64_t mine, all[LSI_MAX_RANKS];
+    if (!ddp->replicate_group) return LS_OK;
+    int n = ls_group_world_size(ddp->replicate_group);
+    lsi_region *region = lsi_group_region(ddp->group);
+    ddp->grads.replicates = lsi_calloc(LSI_MEM_OTHER, (size_t)n, sizeof *ddp->grads.replicates);
+    LSI_TRY(lsi_check_alloc(ddp->grads.replicates));
+    mine = lsi_region_offset(region, ddp->grads.shard, bytes);
+    LSI_TRY(ls_all_gather(ddp->replicate_group, &mine, all, 1, LS_DTYPE_I64, NULL));
+    for (int r = 0; r < n; r++) ddp->grads.replicates[r] = (float *)(void *)(region->base + all[r]);
+    return LS_OK;
 }
 
 static ls_status take_shard(ls_ddp *ddp) {
@@ -58,6 +61,7 @@ static ls_status take_shard(ls_ddp *ddp) {
     LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)bytes, &shard));
     g->shard = shard;
     lsi_counter_init(&g->counter, n_elems);
+    LSI_TRY(find_replicates(ddp, (size_t)bytes));
     LSI_TRY(take_pools(ddp));
     ddp->noted_bytes[0] = bytes; /* which are noted now, since nothing fails any more */
     return LS_OK;
@@ -82,6 +86,7 @@ void lsi_ddp_release_gradients(ls_ddp *ddp) {
     lsi_mem_note(LSI_MEM_BUCKETS, -ddp->noted_bytes[1]);
     lsi_accumulator_fini(&ddp->accumulator);
     lsi_free(g->slices);
+    lsi_free(g->replicates);
     *g = (lsi_grads){.shard = NULL};
 }
 
@@ -128,7 +133,7 @@ float *lsi_ddp_slice(const ls_ddp *ddp, int bucket) {
 
 static ls_status get_buffer(ls_ddp *ddp, int64_t bytes, lsi_buffer **found) {
     while (!(*found = lsi_pool_take(&ddp->grads.pool, bytes))) {
-        if (lsi_ddp_n_in_flight(ddp) < MOST_IN_FLIGHT)
+        if (lsi_ddp_n_in_flight(ddp) < MOST_SENDING)
             return lsi_pool_grow(&ddp->grads.pool, bytes, found);
         LSI_TRY(lsi_ddp_await_oldest(ddp));
     }
@@ -240,12 +245,24 @@ static void keep_sum(ls_ddp *ddp, int index) {
     for (int64_t i = 0; i < count && ddp->next_micro > 1; i++) slice[i] += sum[i];
 }
 
+void lsi_ddp_forget_replicates(const ls_ddp *ddp, int index) {
+    if (!ddp->grads.replicates) return;
+    lsi_slice slice = ddp->grads.slices[index];
+    int rank = ls_group_rank(ddp->replicate_group);
+    for (int r = 0; r < ls_group_world_size(ddp->replicate_group); r++)
+        if (r != rank)
+            lsi_forget_pages(ddp->grads.replicates[r] + slice.begin,
+                             (size_t)slice.count * sizeof(float));
+}
+
 /* The step's last micro-batch is in the slice: the sum of all, times the factor, and with shard
  * groups over all of them. */
 static ls_status complete_slice(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
     float *slice = kept_slice(ddp, index), scale = (float)ddp->scale;
     int64_t count = lsi_shard_counts(plan, index)[plan->rank];
+    if (ddp->replicate_group && index >= MAX_IN_FLIGHT)
+        LSI_TRY(lsi_ddp_await_replicate(ddp, index - MAX_IN_FLIGHT));
     if (ddp->replicate_group)
         return lsi_context(ls_all_reduce(ddp->replicate_group, slice, slice, count, LS_DTYPE_F32,
                                          LS_OP_SUM, ddp->scale, &ddp->on[index].replicate_work),

@@ -1,6 +1,12 @@
-/* Inside of ls_ddp: what its files share. ddp.c is its life, ddp_step.c the calls of a step,
- * ddp_exchange.c buckets on their way, ddp_verdict.c what ranks tell each other about a step,
- * ddp_average.c what sums are divided by, ddp_look.c what can be asked between steps.
+/* Inside of ls_ddp: what its files share.
+ *
+ *     ddp.c           its life             ddp_values.c   where parameters are
+ *     ddp_step.c      the calls of a step  ddp_units.c    parameters that come and go, unit by unit
+ *     ddp_grads.c     where gradients are  ddp_parts.c    what is kept of these in small groups
+ *     ddp_exchange.c  buckets on their way ddp_states.c   where the optimizer's states are
+ *     ddp_average.c   what sums are        ddp_update.c   the optimizer's step, and what it made
+ *                     divided by           ddp_look.c     what can be asked between steps
+ *     ddp_verdict.c   what ranks tell each other about a step
  *
  * State of a step:
  *
@@ -14,16 +20,17 @@
  * FAILED    communication or memory failed within the step: what the gradients hold is not known,
  *           works may be in flight. Every call but destroy is refused.
  *
- * Invariants. Buckets are posted in index order, each once per step, only when the last micro-batch
- * has begun and all their parameters are ready; a posted bucket is not touched before finish_step
- * has waited for it. Calls of a step on the group, on every rank in this order:
+ * Invariants. Buckets are posted in index order, when all their parameters are ready, once in a
+ * micro-batch that is exchanged: the step's last one, or from zero2 on each; a posted bucket is not
+ * touched before it was waited for. Calls of a step on the group, on every rank in this order:
  *
  *     [join] [rebuild] [buffers] [weights] bucket 0 … bucket n-1  verdict  [hook: stages 1, 2 …]
+ *     sharded: norm, update (all-gathers of private copies, or a barrier)
  *
- * Private ZeRO-3 has gathers of parameters between these, so there a bucket is posted behind the
- * unit that it is complete with, not when its last gradient happens to be ready: the order is that
- * of the units on every rank. With shard groups, buckets and gathers are works of the shard group,
- * and the sums of shards over groups works of the replicate group.
+ * schedule.h is this list as data. Private ZeRO-3 has gathers of parameters between these, so there
+ * a bucket is posted behind the unit that it is complete with, not when its last gradient happens
+ * to be ready: the order is that of the units on every rank. With shard groups, buckets and gathers
+ * are works of the shard group, and the sums of shards over groups works of the replicate group.
  *
  * At most MAX_IN_FLIGHT works of buckets are in flight. */
 #ifndef LSI_PARALLEL_DDP_IMPL_H
@@ -76,9 +83,10 @@ typedef struct lsi_slice {
 
 /* Gradients of which each rank keeps its shard. */
 typedef struct lsi_grads {
-    float *shard;      /* slices of all buckets; NULL: gradients are in one block */
-    lsi_slice *slices; /* per bucket */
-    lsi_pool pool;     /* buckets that are open */
+    float *shard;       /* slices of all buckets; NULL: gradients are in one block */
+    lsi_slice *slices;  /* per bucket */
+    float **replicates; /* the same shard in other shard groups, as this process sees it */
+    lsi_pool pool;      /* buckets that are open */
     /* Reproducible sums of several micro-batches: every rank's part of a slice, before it is
      * added. */
     lsi_pool parts;
@@ -100,10 +108,17 @@ typedef struct lsi_states {
 /* A bucket's parameters that are gathered, or on their way. */
 typedef struct lsi_gathered {
     lsi_buffer *buffer; /* NULL: not here */
-    lsi_buffer *part;   /* this rank's part of what was given up to be gathered in a small group */
     ls_work *work;      /* NULL: complete */
     int64_t n_gathers;  /* in the step that is open, or was last */
 } lsi_gathered;
+
+/* What is kept of units that are gathered again in small groups, see ddp_parts.c. */
+typedef struct lsi_unit_parts {
+    ls_group *group;    /* opts.reshard_after_forward ranks; NULL: nothing is kept in parts */
+    unsigned char **at; /* per rank of it: its block, as this process sees it */
+    int64_t bytes;      /* of each */
+    bool *is_kept;      /* per bucket */
+} lsi_unit_parts;
 
 /* Private ZeRO-3: the shard of the parameters, and units that are gathered, see ddp_units.c. */
 typedef struct lsi_units {
@@ -114,8 +129,7 @@ typedef struct lsi_units {
     int64_t *slice_at;      /* per bucket: bytes before its slice */
     lsi_gathered *gathered; /* per bucket */
     lsi_pool pool;
-    ls_group *part_group; /* opts.reshard_after_forward ranks; NULL: others than 0 and 1 are not */
-    lsi_pool parts;
+    lsi_unit_parts parts;
     unsigned char **shard_of; /* per rank of the shard group, as this process sees it */
 } lsi_units;
 
@@ -180,6 +194,7 @@ struct ls_ddp {
 
     int64_t backward_ns; /* when the last backward pass began */
     bool leaves_memory;  /* works of groups made from `group` are in flight at the end */
+    bool leaves_file;    /* … and of the shard of parameters in a file */
 
     lsi_grads grads;   /* ddp_grads.c, sharded gradients */
     lsi_states states; /* ddp_states.c */
@@ -191,6 +206,13 @@ enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
 
 static inline bool lsi_ddp_is_frozen(const ls_ddp *ddp, int index) {
     return ddp->plan.bucket_of[index] < 0;
+}
+static inline bool lsi_ddp_is_narrow(const ls_ddp *ddp, int index) {
+    return ddp->params[index].dtype == LS_DTYPE_BF16;
+}
+/* The caller's master; NULL: there is none. */
+static inline float *lsi_ddp_given_master(const ls_ddp *ddp, int index) {
+    return ddp->opts.masters ? ddp->opts.masters[index] : NULL;
 }
 /* Whether parameters may go without a gradient. */
 static inline bool lsi_ddp_allows_unused(const ls_ddp *ddp) {
@@ -245,6 +267,8 @@ LS_CHECKED ls_status lsi_ddp_open_parts(ls_ddp *ddp, int index);
 LS_CHECKED ls_status lsi_ddp_retire_bucket(ls_ddp *ddp, int index);
 /* A micro-batch that is not the last is complete (and exchanged). */
 LS_CHECKED ls_status lsi_ddp_push_micro(ls_ddp *ddp);
+/* This process lets go of what it has touched of the same slice in other groups. */
+void lsi_ddp_forget_replicates(const ls_ddp *ddp, int index);
 /* Whether sums get their factor later than in the reduction of a bucket. */
 bool lsi_ddp_scales_later(const ls_ddp *ddp);
 
@@ -271,6 +295,8 @@ LS_CHECKED ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all);
 /* Moves communication on. */
 LS_CHECKED ls_status lsi_ddp_progress(ls_ddp *ddp);
 int lsi_ddp_n_in_flight(const ls_ddp *ddp);
+/* The sum of this rank's slice over shard groups is there. */
+LS_CHECKED ls_status lsi_ddp_await_replicate(ls_ddp *ddp, int index);
 LS_CHECKED ls_status lsi_ddp_await_oldest(ls_ddp *ddp);
 /* Private ZeRO-3: posts the buckets that are complete behind a unit. */
 LS_CHECKED ls_status lsi_ddp_post_unit(ls_ddp *ddp, int unit);
@@ -309,10 +335,25 @@ LS_CHECKED ls_status lsi_ddp_await_unit(ls_ddp *ddp, int unit);
 LS_CHECKED ls_status lsi_ddp_await_values(ls_ddp *ddp);
 /* The first element of a piece of this rank, in the type that is computed with. */
 void *lsi_ddp_piece_value(const ls_ddp *ddp, const lsi_piece *piece);
-/* After a piece was written: where values are in a file, it can go there. */
-LS_CHECKED ls_status lsi_ddp_piece_is_written(ls_ddp *ddp, const lsi_piece *piece);
+/* Where values are in a file: before a piece is read, and after it was read or written. */
+LS_CHECKED ls_status lsi_ddp_read_piece(const ls_ddp *ddp, const lsi_piece *piece);
+LS_CHECKED ls_status lsi_ddp_let_go_of_piece(const ls_ddp *ddp, const lsi_piece *piece, bool wrote);
 /* This rank's pieces, wherever they lie: from opts.fill, or from params[i].data. */
 LS_CHECKED ls_status lsi_ddp_fill_pieces(ls_ddp *ddp);
+
+/* ---- ddp_parts.c ---- */
+
+/* The groups and the memory, if there are any. Collective. */
+LS_CHECKED ls_status lsi_ddp_make_parts(ls_ddp *ddp);
+void lsi_ddp_free_parts(ls_ddp *ddp);
+static inline bool lsi_ddp_has_part(const ls_ddp *ddp, int index) {
+    return ddp->units.parts.group && ddp->units.parts.is_kept[index];
+}
+/* Of a bucket that is here, before it is given up. */
+void lsi_ddp_keep_part(ls_ddp *ddp, int index);
+/* Posts the gather into the bucket's buffer; afterwards the part is dropped. */
+LS_CHECKED ls_status lsi_ddp_gather_parts(ls_ddp *ddp, int index);
+void lsi_ddp_drop_part(ls_ddp *ddp, int index);
 
 /* ---- ddp_units.c ---- */
 

@@ -31,13 +31,9 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static bool is_narrow(const ls_ddp *ddp, int index) {
-    return ddp->params[index].dtype == LS_DTYPE_BF16;
-}
-
 static bool has_narrow(const ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
-        if (is_narrow(ddp, i) && !lsi_ddp_is_frozen(ddp, i)) return true;
+        if (lsi_ddp_is_narrow(ddp, i) && !lsi_ddp_is_frozen(ddp, i)) return true;
     return false;
 }
 
@@ -50,7 +46,7 @@ bool lsi_ddp_has_masters(const ls_ddp *ddp) {
 static ls_status check_types(const ls_ddp *ddp, const char *who) {
     for (int i = 0; i < ddp->n_params; i++)
         if (!lsi_ddp_is_frozen(ddp, i) && ddp->params[i].dtype != LS_DTYPE_F32 &&
-            !is_narrow(ddp, i))
+            !lsi_ddp_is_narrow(ddp, i))
             return lsi_fail(LS_ERR_UNSUPPORTED,
                             "%s: parameter %s has dtype %s, expected F32 or BF16", who,
                             ddp->params[i].name, ls_dtype_name(ddp->params[i].dtype));
@@ -183,20 +179,16 @@ ls_status lsi_ddp_copy_masters(const ls_ddp *ddp, const lsi_piece *piece, float 
 
 /* ---- masters ---- */
 
-static float *given_master(const ls_ddp *ddp, int index) {
-    return ddp->opts.masters ? ddp->opts.masters[index] : NULL;
-}
-
 /* A part of the values at their full precision. */
 static ls_status write_master(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
                               void *context) {
     (void)context;
-    if (!is_narrow(ddp, part->param)) return LS_OK;
+    if (!lsi_ddp_is_narrow(ddp, part->param)) return LS_OK;
     if (ddp->opts.fill)
         return lsi_context(ddp->opts.fill(ddp->opts.fill_context, part->param, part->begin,
                                           part->count, states->master),
                            "ddp: values of %s", ddp->params[part->param].name);
-    const float *given = given_master(ddp, part->param);
+    const float *given = lsi_ddp_given_master(ddp, part->param);
     if (given) {
         memcpy(states->master, given + part->begin, (size_t)part->count * sizeof *given);
         return LS_OK;
@@ -221,9 +213,10 @@ static ls_status make_masters(ls_ddp *ddp) {
 /* Rank 0's, as all values are. */
 static ls_status broadcast_masters(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params && !ddp->opts.fill; i++)
-        if (is_narrow(ddp, i) && given_master(ddp, i))
-            LSI_TRY(lsi_context(ls_broadcast(ddp->group, given_master(ddp, i), given_master(ddp, i),
-                                             ddp->params[i].count, LS_DTYPE_F32, 0, NULL),
+        if (lsi_ddp_is_narrow(ddp, i) && lsi_ddp_given_master(ddp, i))
+            LSI_TRY(lsi_context(ls_broadcast(ddp->group, lsi_ddp_given_master(ddp, i),
+                                             lsi_ddp_given_master(ddp, i), ddp->params[i].count,
+                                             LS_DTYPE_F32, 0, NULL),
                                 "ddp: broadcast of the master of %s", ddp->params[i].name));
     return LS_OK;
 }

@@ -260,7 +260,8 @@ ls_status ls_ddp_grad_unused(ls_ddp *ddp, int index) {
 
 /* Whether the parameter can get a gradient after the unit's backward pass. */
 static bool may_come(const ls_ddp *ddp, int index, int unit) {
-    return lsi_ddp_gathers(ddp) && ddp->units.plan.first[ddp->plan.bucket_of[index]] < unit;
+    return unit > 0 && lsi_ddp_gathers(ddp) &&
+           ddp->units.plan.first[ddp->plan.bucket_of[index]] < unit;
 }
 
 /* Those that nothing was said about; in the order of readiness they come last. */

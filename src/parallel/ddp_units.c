@@ -5,8 +5,7 @@
  *     after_forward(u), after_backward(u)     give up what the next unit of the pass does not use;
  *                                             in backward, post the gradients that are complete
  *
- * With opts.reshard_after_forward = k, what is given up after forward leaves a part with each rank,
- * 1/k of it, and backward gathers it from k consecutive ranks.
+ * What is given up after forward may leave a part with each rank, see ddp_parts.c.
  *
  * Units come in the same order on every rank, so the all-gathers and the reduce-scatters between
  * them do, and how much is gathered ahead follows from sizes alone.
@@ -54,26 +53,6 @@ static ls_status in_bucket(const ls_ddp *ddp, int index, ls_status status) {
     return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_buckets);
 }
 
-/* Elements of each rank's part, whole cache lines but for the last. */
-static void count_parts(const ls_ddp *ddp, int index, int64_t counts[LSI_MAX_RANKS]) {
-    enum { LINE_ELEMS = 32 };
-    int k = ls_group_world_size(ddp->units.part_group);
-    int64_t left = ddp->plan.buckets[index].count;
-    int64_t most = ((left + k - 1) / k + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS;
-    for (int r = 0; r < k; r++) {
-        counts[r] = left < most ? left : most;
-        left -= counts[r];
-    }
-}
-
-static ls_status gather_parts(ls_ddp *ddp, int index) {
-    lsi_gathered *g = &ddp->units.gathered[index];
-    int64_t counts[LSI_MAX_RANKS];
-    count_parts(ddp, index, counts);
-    return ls_all_gather_v(ddp->units.part_group, g->part->at, g->buffer->at, counts,
-                           ddp->plan.buckets[index].value_dtype, &g->work);
-}
-
 /* Of a shard in a file: this rank's slice of the bucket is in memory while it is gathered. */
 static ls_status read_slice(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
@@ -106,9 +85,10 @@ static ls_status ask_for(ls_ddp *ddp, int index) {
     g->n_gathers += ddp->state != IDLE;
     /* Units are often of one size: without a tag, ranks that use different ones would not notice.
      */
-    ls_group *group = g->part ? ddp->units.part_group : ddp->shard_group;
+    bool by_parts = lsi_ddp_has_part(ddp, index);
+    ls_group *group = by_parts ? ddp->units.parts.group : ddp->shard_group;
     lsi_group_tag(group, (uint32_t)index + 1);
-    ls_status status = g->part ? gather_parts(ddp, index) : gather_slices(ddp, index);
+    ls_status status = by_parts ? lsi_ddp_gather_parts(ddp, index) : gather_slices(ddp, index);
     lsi_group_tag(group, 0);
     return in_bucket(ddp, index, status);
 }
@@ -138,12 +118,10 @@ static ls_status await(ls_ddp *ddp, int index) {
     ls_work *work = g->work;
     g->work = NULL;
     if (work) LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
-    if (work && g->part) {
-        lsi_pool_give(&ddp->units.parts, g->part);
-        g->part = NULL;
-    } else if (work) {
+    if (work && lsi_ddp_has_part(ddp, index))
+        lsi_ddp_drop_part(ddp, index);
+    else if (work)
         LSI_TRY(forget_slices(ddp, index));
-    }
     point_params(ddp, index, g->buffer->at);
     return LS_OK;
 }
@@ -191,29 +169,14 @@ static ls_status gather_unit(ls_ddp *ddp, int unit, int direction) {
     return LS_OK;
 }
 
-/* This rank's part of a bucket stays when the whole goes. */
-static ls_status keep_part(ls_ddp *ddp, int index) {
-    lsi_gathered *g = &ddp->units.gathered[index];
-    int64_t counts[LSI_MAX_RANKS], before = 0;
-    int rank = ls_group_rank(ddp->units.part_group);
-    count_parts(ddp, index, counts);
-    for (int r = 0; r < rank; r++) before += counts[r] * elem_bytes(ddp, index);
-    int64_t bytes = counts[rank] * elem_bytes(ddp, index);
-    g->part = lsi_pool_take(&ddp->units.parts, bytes);
-    if (!g->part) LSI_TRY(lsi_pool_grow(&ddp->units.parts, bytes, &g->part));
-    memcpy(g->part->at, g->buffer->at + before, (size_t)bytes);
-    return LS_OK;
-}
-
 /* What the next unit of the pass does not use. */
-static ls_status give_up_unit(ls_ddp *ddp, int unit, int next, bool keeps_parts) {
+static void give_up_unit(ls_ddp *ddp, int unit, int next, bool keeps_parts) {
     const lsi_unit_plan *plan = &ddp->units.plan;
     for (int b = 0; b < ddp->plan.n_buckets; b++) {
         if (!lsi_unit_uses(plan, unit, b) || lsi_unit_uses(plan, next, b)) continue;
-        if (keeps_parts) LSI_TRY(in_bucket(ddp, b, keep_part(ddp, b)));
+        if (keeps_parts) lsi_ddp_keep_part(ddp, b);
         lsi_ddp_give_up_bucket(ddp, b);
     }
-    return LS_OK;
 }
 
 /* ---- events ---- */
@@ -256,8 +219,8 @@ ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit) {
     LSI_TRY(check_there(ddp, unit, "ls_ddp_after_forward"));
     bool is_turn = unit == ddp->units.plan.n_units - 1 && ddp->state != IDLE;
     if (ddp->opts.reshard_after_forward == 1 || is_turn) return LS_OK;
-    bool keeps_parts = ddp->units.part_group && ddp->state != IDLE;
-    return fail_pass(ddp, give_up_unit(ddp, unit, unit + 1, keeps_parts));
+    give_up_unit(ddp, unit, unit + 1, ddp->units.parts.group && ddp->state != IDLE);
+    return LS_OK;
 }
 
 ls_status ls_ddp_before_backward(ls_ddp *ddp, int unit) {
@@ -270,7 +233,7 @@ ls_status ls_ddp_after_backward(ls_ddp *ddp, int unit) {
     if (!lsi_ddp_gathers(ddp)) return LS_OK;
     LSI_TRY(check_unit(ddp, unit, true, "ls_ddp_after_backward"));
     LSI_TRY(check_there(ddp, unit, "ls_ddp_after_backward"));
-    LSI_TRY(fail_pass(ddp, give_up_unit(ddp, unit, unit - 1, false)));
+    give_up_unit(ddp, unit, unit - 1, false);
     return fail_pass(ddp, lsi_ddp_post_unit(ddp, unit));
 }
 
@@ -326,33 +289,6 @@ static ls_status take_shard(ls_ddp *ddp) {
     return find_peers(ddp);
 }
 
-static ls_status take_pools(ls_ddp *ddp) {
-    lsi_units *u = &ddp->units;
-    int n = ddp->plan.n_buckets, k = ddp->opts.reshard_after_forward;
-    int64_t largest_bytes = 0;
-    for (int b = 0; b < n; b++)
-        if (value_bytes(ddp, b) > largest_bytes) largest_bytes = value_bytes(ddp, b);
-    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, largest_bytes, n, &u->pool));
-    if (!u->part_group) return LS_OK;
-    return lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, largest_bytes / k + 4096, n, &u->parts);
-}
-
-/* Groups that units are gathered in again after forward. */
-static ls_status split_parts(ls_ddp *ddp) {
-    int k = ddp->opts.reshard_after_forward, n_ranks = ls_group_world_size(ddp->shard_group);
-    ls_group *others = NULL;
-    if (k <= 1 || k == n_ranks) return LS_OK;
-    if (n_ranks % k != 0)
-        return lsi_fail(LS_ERR_ARGUMENT,
-                        "ddp options: reshard_after_forward %d does not divide the %d ranks of a "
-                        "shard group",
-                        k, n_ranks);
-    LSI_TRY(lsi_context(ls_group_mesh(ddp->shard_group, k, &others, &ddp->units.part_group),
-                        "ddp: groups of %d ranks", k));
-    ls_group_destroy(others);
-    return LS_OK;
-}
-
 ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
     lsi_units *u = &ddp->units;
     size_t n = (size_t)ddp->plan.n_buckets, n_ranks = (size_t)ddp->states.plan.n_ranks;
@@ -360,9 +296,9 @@ ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
     u->gathered = lsi_calloc(LSI_MEM_OTHER, n, sizeof *u->gathered);
     u->shard_of = lsi_calloc(LSI_MEM_OTHER, n_ranks, sizeof *u->shard_of);
     if (!u->slice_at || !u->gathered || !u->shard_of) return LS_ERR_MEMORY;
-    LSI_TRY(split_parts(ddp));
+    LSI_TRY(lsi_ddp_make_parts(ddp));
     LSI_TRY(take_shard(ddp));
-    LSI_TRY(take_pools(ddp));
+    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, ddp->plan.n_buckets, &u->pool));
     LSI_TRY(lsi_ddp_fill_pieces(ddp));
     for (int b = 0; b < ddp->plan.n_buckets; b++) point_params(ddp, b, NULL);
     LSI_TRY(lsi_ddp_renew_units(ddp));
@@ -374,8 +310,7 @@ ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
 static ls_status drop(ls_ddp *ddp, int index) {
     lsi_gathered *g = &ddp->units.gathered[index];
     if (g->work) LSI_TRY(await(ddp, index));
-    if (g->part) lsi_pool_give(&ddp->units.parts, g->part);
-    g->part = NULL;
+    if (lsi_ddp_has_part(ddp, index)) lsi_ddp_drop_part(ddp, index);
     if (g->buffer) lsi_ddp_give_up_bucket(ddp, index);
     return LS_OK;
 }
@@ -394,13 +329,15 @@ ls_status lsi_ddp_renew_units(ls_ddp *ddp) {
 void lsi_ddp_free_units(ls_ddp *ddp) {
     lsi_units *u = &ddp->units;
     lsi_pool_fini(&u->pool, ddp->leaves_memory);
-    lsi_pool_fini(&u->parts, ddp->leaves_memory);
-    ls_group_destroy(u->part_group);
+    lsi_ddp_free_parts(ddp);
     if (!u->spill && u->shard) {
         lsi_ddp_free_shared(ddp, u->shard);
         lsi_mem_note(LSI_MEM_PARAMS, -u->shard_bytes);
     }
-    lsi_spill_destroy(u->spill);
+    if (ddp->leaves_file)
+        lsi_spill_abandon(u->spill);
+    else
+        lsi_spill_destroy(u->spill);
     lsi_free(u->slice_at);
     lsi_free(u->gathered);
     lsi_free(u->shard_of);

@@ -9,14 +9,6 @@
 #include "base/dtype.h"
 #include "parallel/ddp_impl.h"
 
-static bool is_narrow(const ls_ddp *ddp, int index) {
-    return ddp->params[index].dtype == LS_DTYPE_BF16;
-}
-
-static float *given_master(const ls_ddp *ddp, int index) {
-    return ddp->opts.masters ? ddp->opts.masters[index] : NULL;
-}
-
 /* ---- update ---- */
 
 static ls_status update_part(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
@@ -28,14 +20,14 @@ static ls_status update_part(ls_ddp *ddp, const lsi_piece *part, const lsi_state
     opts.step = ddp->states.n_updates[part->param];
     if (ddp->params[part->param].flags & LS_PARAM_NO_DECAY) opts.weight_decay = 0;
     float *master = states->master;
-    if (!master && given_master(ddp, part->param))
-        master = given_master(ddp, part->param) + part->begin;
-    if (is_narrow(ddp, part->param))
+    if (!master && lsi_ddp_given_master(ddp, part->param))
+        master = lsi_ddp_given_master(ddp, part->param) + part->begin;
+    if (lsi_ddp_is_narrow(ddp, part->param))
         ls_adamw_update_bf16(master, value, grad, states->first, states->second, part->count,
                              &opts);
     else
         ls_adamw_update(value, grad, states->first, states->second, part->count, &opts);
-    return lsi_ddp_piece_is_written(ddp, part);
+    return lsi_ddp_let_go_of_piece(ddp, part, true);
 }
 
 static ls_status check_update(const ls_ddp *ddp, const ls_adamw_opts *opts) {
@@ -59,7 +51,9 @@ ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts) {
         ddp->state = FAILED; /* some elements are of the next step */
         return status;
     }
-    return lsi_ddp_is_sharded(ddp) ? lsi_ddp_spread_values(ddp) : LS_OK;
+    if (lsi_ddp_is_sharded(ddp)) status = lsi_ddp_spread_values(ddp);
+    if (status != LS_OK) ddp->state = FAILED; /* some ranks have values of the next step */
+    return status;
 }
 
 /* ---- values at full precision ---- */
@@ -79,9 +73,10 @@ static const lsi_piece *find_piece(const ls_ddp *ddp, int index) {
 
 static ls_status copy_piece(const ls_ddp *ddp, int index, const lsi_piece *piece, float *to) {
     if (piece->count == 0) return LS_OK;
-    if (is_narrow(ddp, index)) return lsi_ddp_copy_masters(ddp, piece, to);
+    if (lsi_ddp_is_narrow(ddp, index)) return lsi_ddp_copy_masters(ddp, piece, to);
+    LSI_TRY(lsi_ddp_read_piece(ddp, piece));
     memcpy(to, lsi_ddp_piece_value(ddp, piece), (size_t)piece->count * sizeof *to);
-    return LS_OK;
+    return lsi_ddp_let_go_of_piece(ddp, piece, false);
 }
 
 /* Every rank its piece, in rank order: pieces of a parameter follow each other. */
@@ -107,9 +102,11 @@ static ls_status get_values(ls_ddp *ddp, int index, float *values) {
     const ls_param *param = &ddp->params[index];
     bool is_cut = lsi_ddp_is_sharded(ddp) && !lsi_ddp_is_frozen(ddp, index);
     bool is_whole = param->data || param->count == 0;
-    const float *source = is_narrow(ddp, index) ? given_master(ddp, index) : param->data;
-    if (is_cut && (is_narrow(ddp, index) || !is_whole)) return gather_values(ddp, index, values);
-    if (is_narrow(ddp, index) && !source) return copy_own_master(ddp, index, values);
+    const float *source =
+        lsi_ddp_is_narrow(ddp, index) ? lsi_ddp_given_master(ddp, index) : param->data;
+    if (is_cut && (lsi_ddp_is_narrow(ddp, index) || !is_whole))
+        return gather_values(ddp, index, values);
+    if (lsi_ddp_is_narrow(ddp, index) && !source) return copy_own_master(ddp, index, values);
     if (param->count > 0) memcpy(values, source, (size_t)param->count * sizeof *values);
     return LS_OK;
 }
@@ -122,7 +119,7 @@ ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values) {
     const ls_param *param = &ddp->params[index];
     if (ddp->state != IDLE)
         return lsi_fail(LS_ERR_STATE, "ls_ddp_get_values: a step is open; expected between steps");
-    if (param->dtype != LS_DTYPE_F32 && !is_narrow(ddp, index))
+    if (param->dtype != LS_DTYPE_F32 && !lsi_ddp_is_narrow(ddp, index))
         return lsi_fail(LS_ERR_UNSUPPORTED, "ls_ddp_get_values: parameter %s has dtype %s",
                         param->name, ls_dtype_name(param->dtype));
     return lsi_context(get_values(ddp, index, values), "ls_ddp_get_values: %s", param->name);

@@ -156,19 +156,38 @@ ls_status lsi_ddp_fill_pieces(ls_ddp *ddp) {
         const lsi_piece *piece = &ddp->states.plan.pieces[k];
         LSI_TRY(lsi_context(fill_piece(ddp, piece), "ddp: values of parameter %s",
                             ddp->params[piece->param].name));
-        LSI_TRY(lsi_ddp_piece_is_written(ddp, piece));
+        LSI_TRY(lsi_ddp_let_go_of_piece(ddp, piece, true));
     }
     return LS_OK;
 }
 
-/* Small ones wait for the end of the update: each call waits for the disk. */
-ls_status lsi_ddp_piece_is_written(ls_ddp *ddp, const lsi_piece *piece) {
-    enum { SMALL_BYTES = 1 << 16 };
-    lsi_spill *spill = ddp->units.spill;
-    int64_t bytes = piece->count * (int64_t)ls_dtype_bytes(ddp->params[piece->param].dtype);
-    if (!spill || bytes < SMALL_BYTES) return LS_OK;
+/* Where values are in a file: the bytes of a piece. */
+typedef struct extent {
+    int64_t offset, bytes;
+} extent;
+
+static extent extent_of(const ls_ddp *ddp, const lsi_piece *piece) {
+    int64_t elem_bytes = (int64_t)ls_dtype_bytes(ddp->params[piece->param].dtype);
     int64_t offset = (unsigned char *)lsi_ddp_piece_value(ddp, piece) - ddp->units.shard;
-    return lsi_context(lsi_spill_is_done(spill, offset, bytes, true), "ddp: offloaded parameters");
+    return (extent){offset, piece->count * elem_bytes};
+}
+
+ls_status lsi_ddp_read_piece(const ls_ddp *ddp, const lsi_piece *piece) {
+    if (!ddp->units.spill) return LS_OK;
+    extent e = extent_of(ddp, piece);
+    lsi_spill_will_need(ddp->units.spill, e.offset, e.bytes);
+    return lsi_context(lsi_spill_await(ddp->units.spill, e.offset, e.bytes, false),
+                       "ddp: offloaded parameters");
+}
+
+/* Small ones that were written wait for the end of the update: each call waits for the disk. */
+ls_status lsi_ddp_let_go_of_piece(const ls_ddp *ddp, const lsi_piece *piece, bool wrote) {
+    enum { SMALL_BYTES = 1 << 16 };
+    if (!ddp->units.spill) return LS_OK;
+    extent e = extent_of(ddp, piece);
+    if (wrote && e.bytes < SMALL_BYTES) return LS_OK;
+    return lsi_context(lsi_spill_is_done(ddp->units.spill, e.offset, e.bytes, wrote),
+                       "ddp: offloaded parameters");
 }
 
 /* ---- the end ---- */

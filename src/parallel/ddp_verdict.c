@@ -7,8 +7,7 @@
  *     [3 …]    a bit for each parameter:
  *                  strict                 it got no gradient in some micro-batch: an error
  *                  find_unused_parameters it got none in any
- *                  static_graph           the same in the first step; later that it changed: an
- * error
+ *                  static_graph           the same in the first step; later: that it changed
  *
  * Finite gradients may add up to infinity, and a hook may make it of finite ones: results are
  * looked at once more. With a hook ranks may see different ones, so one word is gathered. */

@@ -3,7 +3,7 @@
  * A step has n micro-batches, numbered over all ranks; each rank gets consecutive ones. Gradients
  * are added pairwise in the default tree over these numbers. If each rank's share is one subtree,
  * the rank can add it alone, the ranks' sums are joined by the top of the tree, and the result has
- * the same bits for any number of ranks ([Note: bits and the deal]).
+ * the same bits for any number of ranks.
  *
  * Strategies that exchange every micro-batch have them in rounds instead: micro-batch i of rank r
  * is number i * n_ranks + r, so that the sums over ranks come in the order of the numbers. Where

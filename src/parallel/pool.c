@@ -1,14 +1,13 @@
 /* Which buffer is taken, and what the account says about it. */
 #include "parallel/pool.h"
 
-ls_status lsi_pool_create(ls_group *group, lsi_mem_kind kind, int n_touching, int64_t buffer_bytes,
-                          int most_buffers, lsi_pool *pool) {
+ls_status lsi_pool_create(ls_group *group, lsi_mem_kind kind, int n_touching, int n_things,
+                          lsi_pool *pool) {
     *pool = (lsi_pool){.group = group,
                        .kind = kind,
                        .n_touching = n_touching,
-                       .buffer_bytes = buffer_bytes,
-                       .most_buffers = most_buffers};
-    pool->buffers = lsi_calloc(LSI_MEM_OTHER, (size_t)most_buffers, sizeof *pool->buffers);
+                       .most_buffers = 2 * n_things}; /* some are too small */
+    pool->buffers = lsi_calloc(LSI_MEM_OTHER, (size_t)pool->most_buffers, sizeof *pool->buffers);
     return lsi_check_alloc(pool->buffers);
 }
 
@@ -47,7 +46,8 @@ lsi_buffer *lsi_pool_take(lsi_pool *pool, int64_t bytes) {
     lsi_buffer *best = NULL;
     for (int k = 0; k < pool->n_buffers; k++) {
         lsi_buffer *b = &pool->buffers[k];
-        if (b->taken_bytes == 0 && (!best || fits_better(b, best, bytes))) best = b;
+        if (b->taken_bytes == 0 && b->bytes >= bytes && (!best || fits_better(b, best, bytes)))
+            best = b;
     }
     return best ? take(pool, best, bytes) : NULL;
 }
@@ -56,9 +56,9 @@ ls_status lsi_pool_grow(lsi_pool *pool, int64_t bytes, lsi_buffer **buffer) {
     void *at = NULL;
     if (pool->n_buffers == pool->most_buffers)
         return lsi_fail(LS_ERR_STATE, "all %d buffers are taken", pool->n_buffers);
-    LSI_TRY(ls_group_alloc_shared(pool->group, (size_t)pool->buffer_bytes, &at));
+    LSI_TRY(ls_group_alloc_shared(pool->group, (size_t)bytes, &at));
     lsi_buffer *made = &pool->buffers[pool->n_buffers++];
-    *made = (lsi_buffer){.at = at};
+    *made = (lsi_buffer){.at = at, .bytes = bytes};
     *buffer = take(pool, made, bytes);
     return LS_OK;
 }

@@ -15,6 +15,7 @@
 
 typedef struct lsi_buffer {
     unsigned char *at;
+    int64_t bytes;
     int64_t touched_bytes; /* of it that exist */
     int64_t taken_bytes;   /* 0: free */
 } lsi_buffer;
@@ -23,18 +24,17 @@ typedef struct lsi_pool {
     ls_group *group; /* borrowed */
     lsi_mem_kind kind;
     int n_touching; /* processes that touch as much of their peers' buffers as of their own, or 1 */
-    int64_t buffer_bytes;
     int n_buffers, most_buffers;
     lsi_buffer *buffers;
     int64_t taken_bytes, noted_bytes;
 } lsi_pool;
 
-/* most_buffers: that are taken at a time, at most. */
+/* n_things: that are to be kept, at most, each in one buffer. */
 LS_CHECKED ls_status lsi_pool_create(ls_group *group, lsi_mem_kind kind, int n_touching,
-                                     int64_t buffer_bytes, int most_buffers, lsi_pool *pool);
+                                     int n_things, lsi_pool *pool);
 /* leaves_memory: peers may still use it, so it stays in the region. */
 void lsi_pool_fini(lsi_pool *pool, bool leaves_memory);
-/* NULL: all buffers that there are are taken. */
+/* NULL: all buffers of this size that there are are taken. */
 lsi_buffer *lsi_pool_take(lsi_pool *pool, int64_t bytes);
 /* One more buffer, taken. */
 LS_CHECKED ls_status lsi_pool_grow(lsi_pool *pool, int64_t bytes, lsi_buffer **buffer);

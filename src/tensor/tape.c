@@ -356,6 +356,7 @@ static void count_uses(const lsi_node *node) {
 
 void lsi_tape_record(lsi_tape *tape, const lsi_node *node) {
     lsi_tape_end_span(tape, node->name, LSI_PHASE_FORWARD);
+    if (tape->status == LS_OK) (void)lsi_tape_raise(tape, LS_EVENT_PROGRESS, 0); /* it sticks */
     if (tape->status != LS_OK || !tape->record || !any_input_needs_grad(node) ||
         lsi_tape_stick(tape, lsi_tape_push(tape, node)) != LS_OK) {
         release_saved(tape, node);

@@ -86,6 +86,8 @@ typedef struct lsi_run_plan {
 /* Checks the configuration against the machine and the data, without starting anything. Errors name
  * the options to change and, where numbers do not fit together, numbers that would. */
 LS_CHECKED ls_status lsi_plan_run(const lsi_train_config *config, lsi_run_plan *plan);
+/* Its part about gradients and shards (plan_gradients.c). */
+LS_CHECKED ls_status lsi_plan_gradients(const lsi_train_config *config, lsi_run_plan *plan);
 /* Opens what the configuration names; called by the plan and by every worker. *tokenizer is NULL
  * for token files unless one is named: "byte", the default, is for text. */
 LS_CHECKED ls_status lsi_open_data(const lsi_train_config *config, lsi_tokenizer **tokenizer,

@@ -11,11 +11,11 @@
 
 /* ---- set-up ---- */
 
-/* Whether a name begins with one of the words that commas part. */
-static bool begins_with_one_of(const char *name, const char *words) {
+/* Whether the parameter's name begins with one of the words that commas part. */
+static bool begins_with_one_of(const lsi_model *model, int i, const char *words) {
     for (const char *at = words; *at;) {
         size_t n = strcspn(at, ",");
-        if (n > 0 && strncmp(name, at, n) == 0) return true;
+        if (n > 0 && lsi_model_name_begins(model, i, at, n)) return true;
         at += n + (at[n] == ',');
     }
     return false;
@@ -26,7 +26,7 @@ static ls_status freeze(lsi_worker *w) {
     if (!w->config->freeze) return LS_OK;
     for (int i = 0; i < w->model->n_params; i++) {
         ls_param *param = &w->model->params[i];
-        if (!begins_with_one_of(param->name, w->config->freeze)) continue;
+        if (!begins_with_one_of(w->model, i, w->config->freeze)) continue;
         param->flags |= LS_PARAM_FROZEN;
         n_frozen++;
     }

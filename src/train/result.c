@@ -85,7 +85,8 @@ static json_t *make_result(lsi_worker *w, const char *sha256, const lsi_memory_r
     json_object_set_new(result, "step_ms", json_real(lsi_median(w->step_ms, w->n_done)));
     json_object_set_new(result, "comm_ms", json_real(lsi_median(w->comm_ms, w->n_done)));
     json_object_set_new(result, "comm_exposed_ms", json_real(lsi_median(w->exposed_ms, w->n_done)));
-    json_object_set_new(result, "bytes_sent", json_integer(w->bytes_sent));
+    json_object_set_new(result, "bytes_sent",
+                        json_integer((json_int_t)lsi_median(w->sent_bytes, w->n_done)));
     json_object_set_new(result, "unigram_entropy", json_real(p->unigram_entropy[LSI_SPLIT_TRAIN]));
     if (w->last_val_step >= 0) json_object_set_new(result, "val_loss", number_of(w->last_val_loss));
     if (w->last_val_step >= 0 && !isnan(w->last_val_accuracy))
@@ -121,7 +122,7 @@ static void print_summary(lsi_worker *w, const lsi_memory_row *rows) {
             has_images ? "images" : "tokens", lsi_format_seconds(w->wall_s, time, sizeof time));
     fprintf(out, "communication    %.1f %% of the time, %s sent per step and worker\n",
             100 * exposed / w->wall_s,
-            lsi_format_bytes((double)w->bytes_sent, memory, sizeof memory));
+            lsi_format_bytes(lsi_median(w->sent_bytes, w->n_done), memory, sizeof memory));
     if (w->n_skipped > 0)
         fprintf(out, "left out         %" PRId64 " steps that were not finite\n", w->n_skipped);
     if (w->plan->hook == LS_HOOK_NOOP)

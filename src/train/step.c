@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/trace.h"
+#include "parallel/hybrid.h"
 #include "train/worker.h"
 
 /* ---- batch ---- */
@@ -192,8 +193,8 @@ static ls_status grow_lists(lsi_worker *w) {
     enum { FIRST_PLACES = 1024 };
     if (w->n_done < w->n_places) return LS_OK;
     int64_t n_places = w->n_places > 0 ? 2 * w->n_places : FIRST_PLACES;
-    double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms};
-    for (int i = 0; i < 4; i++) {
+    double **lists[] = {&w->losses, &w->step_ms, &w->comm_ms, &w->exposed_ms, &w->sent_bytes};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         double *longer =
             lsi_realloc(LSI_MEM_OTHER, *lists[i], (size_t)n_places * sizeof **lists[i]);
         LSI_TRY(lsi_check_alloc(longer));
@@ -228,7 +229,7 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
                              int64_t begin_ns) {
     lsi_group_stats after;
     LSI_TRY(grow_lists(w));
-    lsi_group_get_stats(w->group, &after);
+    lsi_ddp_get_stats(w->ddp, &after);
     record->step_ms = (double)(lsi_now_ns() - begin_ns) / 1e6;
     record->comm_ms = (double)(after.flight_ns - before->flight_ns) / 1e6;
     record->comm_exposed_ms =
@@ -240,11 +241,11 @@ static ls_status record_step(lsi_worker *w, lsi_step_record *record, const lsi_g
     record->n_skipped = w->n_skipped;
     w->wall_s += record->step_ms / 1e3;
     w->n_tokens += record->n_tokens;
-    w->bytes_sent = record->bytes_sent;
     w->losses[w->n_done] = record->loss;
     w->step_ms[w->n_done] = record->step_ms;
     w->comm_ms[w->n_done] = record->comm_ms;
     w->exposed_ms[w->n_done] = record->comm_exposed_ms;
+    w->sent_bytes[w->n_done] = (double)record->bytes_sent;
     profile_step(w, lsi_now_ns() - begin_ns, after.wait_ns - before->wait_ns);
     w->n_done++;
     if (w->rank != 0) return LS_OK;
@@ -267,7 +268,7 @@ ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
     int64_t begin_ns = lsi_now_ns();
     char what[96] = "";
     lsi_group_stats before;
-    lsi_group_get_stats(w->group, &before);
+    lsi_ddp_get_stats(w->ddp, &before);
     lsi_region_set_step(w->region, w->rank, step + 1);
     lsi_step_record record = {
         .step = step + 1, .n_tokens = lsi_worker_count_targets(w, step), .n_workers = w->n_ranks};

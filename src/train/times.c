@@ -1,11 +1,12 @@
 /* Where a rank's time goes: laps on one clock, less the communication inside of them. */
 #include "base/clock.h"
+#include "parallel/hybrid.h"
 #include "train/worker.h"
 
 /* Time that this rank spent on communication so far: waiting, moving and adding data. */
 static int64_t comm_ns(const lsi_worker *w) {
     lsi_group_stats stats;
-    lsi_group_get_stats(w->group, &stats);
+    lsi_ddp_get_stats(w->ddp, &stats);
     return stats.wait_ns + stats.work_ns;
 }
 

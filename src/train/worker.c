@@ -107,6 +107,7 @@ static void clean_up(lsi_worker *w) {
     lsi_free(w->step_ms);
     lsi_free(w->comm_ms);
     lsi_free(w->exposed_ms);
+    lsi_free(w->sent_bytes);
     lsi_tape_destroy(w->tape);
     lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);

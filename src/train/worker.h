@@ -58,7 +58,7 @@ typedef struct lsi_worker {
 
     float *reported; /* what ranks tell each other after a step, see step.c */
     double *losses;  /* per step, nats per token */
-    double *step_ms, *comm_ms, *exposed_ms;
+    double *step_ms, *comm_ms, *exposed_ms, *sent_bytes;
     int64_t n_done; /* steps */
     int64_t
         n_places; /* of the lists per step, which grow: a run may be stopped long before its end */
@@ -68,7 +68,6 @@ typedef struct lsi_worker {
     double wall_s;                           /* of all training steps */
     int64_t n_skipped, n_skipped_in_a_row;   /* steps that changed no weights */
     int64_t n_tokens;                        /* trained on, all ranks */
-    int64_t bytes_sent;                      /* by this rank in the last step */
 
     lsi_memory_row memory;  /* of this rank, see memory.c */
     lsi_step_times times;   /* see times.c */

@@ -284,6 +284,8 @@ static const setting rows[] = {
     {.unused = -1, .dtype = LS_DTYPE_BF16, .persist_below = 100},
     {.unused = 3},
     {.unused = 0, .prefetch = -1},
+    {.unused = 4, .persist_below = 100},
+    {.unused = 9, .persist_below = 1 << 20},
     {.unused = -1, .jitter = true},
     {.unused = -1, .fills = true, .dtype = LS_DTYPE_BF16},
 };
@@ -350,8 +352,89 @@ static void meshes_have_the_bits_of_ddp(void **state) {
     assert_int_equal(lsi_mem_n_blocks(), 0);
 }
 
+/* ---- more works than a group has places for ---- */
+
+enum { MANY = 1100 };
+
+static ls_status many_buckets(ls_group *group, void *context) {
+    static const int strategies[] = {LS_STRATEGY_ZERO1, LS_STRATEGY_ZERO2, LS_STRATEGY_ZERO3};
+    static _Thread_local int64_t ones[MANY];
+    (void)context;
+    for (int i = 0; i < MANY; i++) ones[i] = 1;
+    for (size_t k = 0; k < 2 * COUNT_OF(strategies); k++) {
+        toy model;
+        ls_ddp *ddp = NULL;
+        ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+        ls_unit_use everything[MANY];
+        toy_init(&model, ones, MANY, 0);
+        for (int i = 0; i < MANY; i++) everything[i] = (ls_unit_use){0, i};
+        opts.strategy = strategies[k % COUNT_OF(strategies)];
+        opts.replicas = LS_REPLICAS_PRIVATE;
+        opts.bucket_cap_mb = opts.first_bucket_mb = 1e-6;
+        opts.shard_size = k < COUNT_OF(strategies) ? 1 : 0;
+        opts.uses = everything;
+        opts.n_uses = MANY;
+        LSI_TRY(ls_ddp_create(group, model.params, MANY, &opts, &ddp));
+        for (int64_t step = 0; step < 2; step++) {
+            LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
+            LSI_TRY(ls_ddp_begin_backward(ddp));
+            for (int i = MANY - 1; i >= 0; i--) {
+                LSI_TRY(ls_ddp_grad_needed(ddp, i));
+                toy_write_gradient(&model, i, step, ls_group_rank(group), 0);
+                LSI_TRY(ls_ddp_grad_ready(ddp, i));
+            }
+            LSI_TRY(ls_ddp_end_backward(ddp));
+            LSI_TRY(ls_ddp_finish_step(ddp));
+            LSI_TRY(ls_ddp_update(ddp, &adamw));
+        }
+        ls_ddp_destroy(ddp);
+        toy_fini(&model);
+    }
+    return LS_OK;
+}
+
+static void works_beyond_the_places_of_a_group_wait(void **state) {
+    (void)state;
+    assert_ok(run_ranks(RANKS_AS_THREADS, 2, many_buckets, NULL));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+/* ---- given up with a gather from the file in flight ---- */
+
+static ls_status give_up_ahead(ls_group *group, void *context) {
+    (void)context;
+    for (int k = 0; k < 4; k++) {
+        setting s = {.strategy = LS_STRATEGY_ZERO3,
+                     .replicas = LS_REPLICAS_PRIVATE,
+                     .dtype = LS_DTYPE_F32,
+                     .prefetch = k,
+                     .unused = -1};
+        toy model;
+        ls_ddp *ddp = NULL;
+        ls_ddp_opts opts = options_of(&s, s.strategy);
+        opts.offload = LS_OFFLOAD_PARAMS;
+        opts.offload_dir = "/tmp";
+        toy_init(&model, counts, N_PARAMS, 0);
+        LSI_TRY(ls_ddp_create(group, model.params, model.n_params, &opts, &ddp));
+        LSI_TRY(ls_ddp_before_forward(ddp, 0));
+        ls_ddp_destroy(ddp);
+        LSI_TRY(ls_barrier(group, NULL));
+        toy_fini(&model);
+    }
+    return LS_OK;
+}
+
+static void a_file_stays_while_peers_read_it(void **state) {
+    (void)state;
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        assert_ok(run_ranks((rank_mode)mode, 3, give_up_ahead, NULL));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(works_beyond_the_places_of_a_group_wait),
+        cmocka_unit_test(a_file_stays_while_peers_read_it),
         cmocka_unit_test(weights_are_those_of_ddp),
         cmocka_unit_test(meshes_have_the_bits_of_ddp),
     };

@@ -311,7 +311,7 @@ static int64_t moved_bytes(const looked *look) {
 static void look_before(const ls_ddp *ddp, looked *look) {
     *look = (looked){.groups = {[LSI_IN_WORLD] = ddp->group,
                                 [LSI_IN_REPLICATE_GROUP] = ddp->replicate_group,
-                                [LSI_IN_PART_GROUP] = ddp->units.part_group}};
+                                [LSI_IN_PART_GROUP] = ddp->units.parts.group}};
     if (ddp->shard_group != ddp->group) look->groups[LSI_IN_SHARD_GROUP] = ddp->shard_group;
     for (int g = 0; g < LSI_N_SCHEDULE_GROUPS; g++)
         look->n_calls[g] = look->groups[g] ? look->groups[g]->n_posted : 0;
