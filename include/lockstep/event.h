@@ -19,7 +19,7 @@ typedef enum ls_event {
     LS_EVENT_GRAD_READY,      /* index: parameter; its gradient is complete for this micro-batch */
     LS_EVENT_AFTER_BACKWARD,  /* index: unit */
     LS_EVENT_END_OF_BACKWARD, /* index: 0 */
-    LS_EVENT_PROGRESS,        /* index: 0; nothing happened, a good moment to move messages on */
+    LS_EVENT_PROGRESS,        /* index: 0; an op is done: a good moment to move messages on */
 } ls_event;
 
 /* Handler: a status other than LS_OK ends the pass that raised the event. */
