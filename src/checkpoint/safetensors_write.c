@@ -240,7 +240,7 @@ static ls_status check_data(const char *path, const lsi_st_tensor *t) {
 
 ls_status lsi_st_write(const char *path, const lsi_st_tensor *tensors, int n_tensors,
                        const char *const *metadata) {
-    lsi_file_writer *writer;
+    lsi_file_writer *writer = NULL;
     for (int i = 0; i < n_tensors; i++) LSI_TRY(check_data(path, &tensors[i]));
     LSI_TRY(lsi_st_begin(path, tensors, n_tensors, metadata, get_data, NULL, &writer));
     return lsi_file_commit(writer);
