@@ -207,6 +207,10 @@ enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
 static inline bool lsi_ddp_is_frozen(const ls_ddp *ddp, int index) {
     return ddp->plan.bucket_of[index] < 0;
 }
+/* Bytes of an element of the bucket's parameters. */
+static inline int64_t lsi_ddp_value_size(const ls_ddp *ddp, int bucket) {
+    return (int64_t)ls_dtype_bytes(ddp->plan.buckets[bucket].value_dtype);
+}
 static inline bool lsi_ddp_is_narrow(const ls_ddp *ddp, int index) {
     return ddp->params[index].dtype == LS_DTYPE_BF16;
 }
@@ -324,6 +328,8 @@ LS_CHECKED ls_status lsi_ddp_take_verdict(ls_ddp *ddp);
 
 /* ---- ddp_values.c ---- */
 
+/* Says which bucket's parameters a status is about. */
+LS_CHECKED ls_status lsi_ddp_of_bucket(const ls_ddp *ddp, int index, ls_status status);
 /* Moves the parameters into memory that is laid out as the buckets are, or fills it. Collective. */
 LS_CHECKED ls_status lsi_ddp_move_values(ls_ddp *ddp);
 /* Copies them back and releases it. */
@@ -363,6 +369,10 @@ LS_CHECKED ls_status lsi_ddp_shard_values(ls_ddp *ddp);
 void lsi_ddp_free_units(ls_ddp *ddp);
 /* After an update: what was gathered is old; what persists is gathered again. Collective. */
 LS_CHECKED ls_status lsi_ddp_renew_units(ls_ddp *ddp);
+/* Bytes before a rank's slice of a bucket in its shard. */
+static inline int64_t lsi_ddp_slice_offset(const ls_ddp *ddp, int bucket, int rank) {
+    return ddp->units.slice_at[(int64_t)bucket * ddp->states.plan.n_ranks + rank];
+}
 /* All parameters of a bucket are there, in the state it is in. Collective. */
 LS_CHECKED ls_status lsi_ddp_gather_bucket(ls_ddp *ddp, int index);
 void lsi_ddp_give_up_bucket(ls_ddp *ddp, int index);

@@ -10,10 +10,6 @@
 
 enum { LINE_ELEMS = 32 };
 
-static int64_t elem_bytes(const ls_ddp *ddp, int bucket) {
-    return (int64_t)ls_dtype_bytes(ddp->plan.buckets[bucket].value_dtype);
-}
-
 /* Elements of the first ranks' parts, whole cache lines; the last ones have what is left. */
 static int64_t part_elems(const ls_ddp *ddp, int bucket) {
     int k = ddp->opts.reshard_after_forward;
@@ -32,13 +28,13 @@ static void count_parts(const ls_ddp *ddp, int bucket, int64_t counts[LSI_MAX_RA
 /* Bytes before a bucket's part in the block; of n_buckets: all. */
 static int64_t part_offset(const ls_ddp *ddp, int bucket) {
     int64_t bytes = 0;
-    for (int b = 0; b < bucket; b++) bytes += part_elems(ddp, b) * elem_bytes(ddp, b);
+    for (int b = 0; b < bucket; b++) bytes += part_elems(ddp, b) * lsi_ddp_value_size(ddp, b);
     return bytes;
 }
 
 void lsi_ddp_keep_part(ls_ddp *ddp, int index) {
     lsi_unit_parts *parts = &ddp->units.parts;
-    int64_t counts[LSI_MAX_RANKS], size = elem_bytes(ddp, index);
+    int64_t counts[LSI_MAX_RANKS], size = lsi_ddp_value_size(ddp, index);
     int rank = ls_group_rank(parts->group);
     count_parts(ddp, index, counts);
     memcpy(parts->at[rank] + part_offset(ddp, index),
@@ -60,7 +56,7 @@ ls_status lsi_ddp_gather_parts(ls_ddp *ddp, int index) {
 /* As [Note: peers' pages] in ddp_units.c says. */
 void lsi_ddp_drop_part(ls_ddp *ddp, int index) {
     lsi_unit_parts *parts = &ddp->units.parts;
-    size_t bytes = (size_t)(part_elems(ddp, index) * elem_bytes(ddp, index));
+    size_t bytes = (size_t)(part_elems(ddp, index) * lsi_ddp_value_size(ddp, index));
     for (int r = 0; r < ls_group_world_size(parts->group); r++)
         if (r != ls_group_rank(parts->group))
             lsi_forget_pages(parts->at[r] + part_offset(ddp, index), bytes);

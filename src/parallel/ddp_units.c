@@ -19,21 +19,12 @@
 #include "comm/transport/control.h"
 #include "parallel/ddp_impl.h"
 
-static int64_t elem_bytes(const ls_ddp *ddp, int bucket) {
-    return (int64_t)ls_dtype_bytes(ddp->plan.buckets[bucket].value_dtype);
-}
-
 static int64_t value_bytes(const ls_ddp *ddp, int bucket) {
-    return ddp->plan.buckets[bucket].count * elem_bytes(ddp, bucket);
-}
-
-/* Bytes before a rank's slice of a bucket in its shard. */
-static int64_t slice_offset(const ls_ddp *ddp, int bucket, int rank) {
-    return ddp->units.slice_at[(int64_t)bucket * ddp->states.plan.n_ranks + rank];
+    return ddp->plan.buckets[bucket].count * lsi_ddp_value_size(ddp, bucket);
 }
 
 static unsigned char *my_slice(const ls_ddp *ddp, int bucket) {
-    return ddp->units.shard + slice_offset(ddp, bucket, ddp->states.plan.rank);
+    return ddp->units.shard + lsi_ddp_slice_offset(ddp, bucket, ddp->states.plan.rank);
 }
 
 static bool persists(const ls_ddp *ddp, int bucket) {
@@ -49,15 +40,11 @@ static ls_status take_buffer(ls_ddp *ddp, int index) {
     return g->buffer ? LS_OK : lsi_pool_grow(&ddp->units.pool, bytes, &g->buffer);
 }
 
-static ls_status in_bucket(const ls_ddp *ddp, int index, ls_status status) {
-    return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_buckets);
-}
-
 /* Of a shard in a file: this rank's slice of the bucket is in memory while it is gathered. */
 static ls_status read_slice(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
-    int64_t offset = slice_offset(ddp, index, plan->rank);
-    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * elem_bytes(ddp, index);
+    int64_t offset = lsi_ddp_slice_offset(ddp, index, plan->rank);
+    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * lsi_ddp_value_size(ddp, index);
     if (!ddp->units.spill) return LS_OK;
     lsi_spill_will_need(ddp->units.spill, offset, bytes);
     return lsi_spill_await(ddp->units.spill, offset, bytes, false);
@@ -65,8 +52,9 @@ static ls_status read_slice(ls_ddp *ddp, int index) {
 
 static ls_status drop_slice(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
-    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * elem_bytes(ddp, index);
-    return lsi_spill_is_done(ddp->units.spill, slice_offset(ddp, index, plan->rank), bytes, false);
+    int64_t bytes = lsi_shard_counts(plan, index)[plan->rank] * lsi_ddp_value_size(ddp, index);
+    return lsi_spill_is_done(ddp->units.spill, lsi_ddp_slice_offset(ddp, index, plan->rank), bytes,
+                             false);
 }
 
 static ls_status gather_slices(ls_ddp *ddp, int index) {
@@ -81,7 +69,7 @@ static ls_status gather_slices(ls_ddp *ddp, int index) {
 static ls_status ask_for(ls_ddp *ddp, int index) {
     lsi_gathered *g = &ddp->units.gathered[index];
     if (g->buffer) return LS_OK;
-    LSI_TRY(in_bucket(ddp, index, take_buffer(ddp, index)));
+    LSI_TRY(lsi_ddp_of_bucket(ddp, index, take_buffer(ddp, index)));
     g->n_gathers += ddp->state != IDLE;
     /* Units are often of one size: without a tag, ranks that use different ones would not notice.
      */
@@ -90,25 +78,26 @@ static ls_status ask_for(ls_ddp *ddp, int index) {
     lsi_group_tag(group, (uint32_t)index + 1);
     ls_status status = by_parts ? lsi_ddp_gather_parts(ddp, index) : gather_slices(ddp, index);
     lsi_group_tag(group, 0);
-    return in_bucket(ddp, index, status);
+    return lsi_ddp_of_bucket(ddp, index, status);
 }
 
 static void point_params(ls_ddp *ddp, int index, unsigned char *at) {
     const lsi_bucket *bucket = &ddp->plan.buckets[index];
     for (int k = bucket->first; k < bucket->first + bucket->n_params; k++)
         ddp->params[ddp->plan.sequence[k]].data =
-            at ? at + ddp->plan.offsets[k] * elem_bytes(ddp, index) : NULL;
+            at ? at + ddp->plan.offsets[k] * lsi_ddp_value_size(ddp, index) : NULL;
 }
 
 /* [Note: peers' pages] A gather reads the peers' slices in shared memory, and pages that are read
  * count as this process's. It lets go of them, or it would seem to have the whole model. */
 static ls_status forget_slices(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
-    if (ddp->units.spill) return in_bucket(ddp, index, drop_slice(ddp, index));
+    if (ddp->units.spill) return lsi_ddp_of_bucket(ddp, index, drop_slice(ddp, index));
     for (int r = 0; r < plan->n_ranks; r++) {
         if (r == plan->rank) continue;
-        int64_t bytes = lsi_shard_counts(plan, index)[r] * elem_bytes(ddp, index);
-        lsi_forget_pages(ddp->units.shard_of[r] + slice_offset(ddp, index, r), (size_t)bytes);
+        int64_t bytes = lsi_shard_counts(plan, index)[r] * lsi_ddp_value_size(ddp, index);
+        lsi_forget_pages(ddp->units.shard_of[r] + lsi_ddp_slice_offset(ddp, index, r),
+                         (size_t)bytes);
     }
     return LS_OK;
 }
@@ -117,7 +106,7 @@ static ls_status await(ls_ddp *ddp, int index) {
     lsi_gathered *g = &ddp->units.gathered[index];
     ls_work *work = g->work;
     g->work = NULL;
-    if (work) LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
+    if (work) LSI_TRY(lsi_ddp_of_bucket(ddp, index, ls_work_wait(work, -1)));
     if (work && lsi_ddp_has_part(ddp, index))
         lsi_ddp_drop_part(ddp, index);
     else if (work)
@@ -253,7 +242,7 @@ static int64_t lay_out_slices(ls_ddp *ddp) {
     int64_t bytes[LSI_MAX_RANKS] = {0};
     for (int b = 0; b < ddp->plan.n_buckets; b++)
         for (int r = 0; r < plan->n_ranks; r++) {
-            int64_t slice_bytes = lsi_shard_counts(plan, b)[r] * elem_bytes(ddp, b);
+            int64_t slice_bytes = lsi_shard_counts(plan, b)[r] * lsi_ddp_value_size(ddp, b);
             ddp->units.slice_at[(int64_t)b * plan->n_ranks + r] = bytes[r];
             bytes[r] += (slice_bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
         }

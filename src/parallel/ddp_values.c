@@ -122,8 +122,7 @@ void *lsi_ddp_piece_value(const ls_ddp *ddp, const lsi_piece *piece) {
     int bucket = ddp->plan.bucket_of[piece->param];
     int64_t in_bucket = ddp->plan.offset_of[piece->param] + piece->begin;
     int64_t in_slice = in_bucket - lsi_shard_cut(plan, bucket, plan->rank);
-    int64_t slice_at = ddp->units.slice_at[(int64_t)bucket * plan->n_ranks + plan->rank];
-    return ddp->units.shard + slice_at + in_slice * elem_bytes;
+    return ddp->units.shard + lsi_ddp_slice_offset(ddp, bucket, plan->rank) + in_slice * elem_bytes;
 }
 
 /* BF16, by way of float32. */
@@ -231,8 +230,8 @@ void ls_ddp_keep_values(ls_ddp *ddp) {
  * loop that says which unit uses what (opts.uses) waits for a unit's buckets when it gets there;
  * others wait at once. */
 
-static ls_status in_bucket(int index, ls_status status) {
-    return lsi_context(status, "ddp: parameters of bucket %d", index);
+ls_status lsi_ddp_of_bucket(const ls_ddp *ddp, int index, ls_status status) {
+    return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_buckets);
 }
 
 static ls_status post_gather(ls_ddp *ddp, int index) {
@@ -240,17 +239,17 @@ static ls_status post_gather(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
     unsigned char *whole = ddp->values.at + bucket->value_offset_bytes;
     int64_t elem_bytes = (int64_t)ls_dtype_bytes(bucket->value_dtype);
-    return in_bucket(index,
-                     ls_all_gather_v(ddp->shard_group,
-                                     whole + lsi_shard_cut(plan, index, plan->rank) * elem_bytes,
-                                     whole, lsi_shard_counts(plan, index), bucket->value_dtype,
-                                     &ddp->values.works[index]));
+    return lsi_ddp_of_bucket(
+        ddp, index,
+        ls_all_gather_v(
+            ddp->shard_group, whole + lsi_shard_cut(plan, index, plan->rank) * elem_bytes, whole,
+            lsi_shard_counts(plan, index), bucket->value_dtype, &ddp->values.works[index]));
 }
 
 static ls_status await_gather(ls_ddp *ddp, int index) {
     ls_work *work = ddp->values.works[index];
     ddp->values.works[index] = NULL;
-    return work ? in_bucket(index, ls_work_wait(work, -1)) : LS_OK;
+    return work ? lsi_ddp_of_bucket(ddp, index, ls_work_wait(work, -1)) : LS_OK;
 }
 
 static bool unit_uses(const ls_ddp *ddp, int unit, int index) {
