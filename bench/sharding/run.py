@@ -6,7 +6,7 @@
         [--rounds 2] [--steps 4] [--micro-batch 1] [--programs ddp,zero3] [--json FILE]
 
 Programs: ddp; zero1, zero2 and zero3 with one copy of the parameters; zero3/private, a copy each;
-hybrid, zero3/private in groups of 2; torch/fsdp2 (fully_shard) and torch/zero
+hybrid and hybrid/private, these in groups of 2; torch/fsdp2 (fully_shard) and torch/zero
 (ZeroRedundancyOptimizer) over gloo. All have one thread a worker, and worker i of n the same share
 of the processors, so that 4 workers of 2 processors are two on each. A worker computes one
 micro-batch a step, of --micro-batch sequences of 256.

@@ -17,8 +17,9 @@ OURS = {
     "zero3": Program(["--strategy", "zero3"], STATES, 0, 0.97),
     "zero3/private": Program(["--strategy", "zero3", "--replicas", "private", "--prefetch", "1"],
                              STATES, 0, 0.85),
-    "hybrid": Program(["--strategy", "hybrid", "--shard-group", "2", "--replicas", "private"],
-                      STATES, 2, 0.95),
+    "hybrid": Program(["--strategy", "hybrid", "--shard-group", "2"], STATES, 2, 0.95),
+    "hybrid/private": Program(["--strategy", "hybrid", "--shard-group", "2", "--replicas",
+                               "private"], STATES, 2, 0.95),
 }
 TORCH = {
     "torch/fsdp2": Program("fsdp2", STATES, 0, None),
