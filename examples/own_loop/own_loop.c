@@ -21,7 +21,9 @@ static ls_param params[N_LAYERS] = {
     {.name = "w1", .count = LARGEST, .dtype = LS_DTYPE_F32, .data = initial[1]},
     {.name = "w2", .count = WIDTH + 1, .dtype = LS_DTYPE_F32, .data = initial[2]},
 };
-static const ls_unit_use uses[] = {{.unit = 0, .param = 0}, {1, 1}, {2, 2}}; /* units are layers */
+static const ls_unit_use uses[] = {{.unit = 0, .param = 0},
+                                   {.unit = 1, .param = 1},
+                                   {.unit = 2, .param = 2}}; /* units are layers */
 
 /* zero3: one copy of the model for all workers of a machine; fsdp: each gathers its layers. */
 enum { SIZE = sizeof(ls_ddp_opts) };

@@ -49,7 +49,7 @@ const int64_t layout_opts[] = {
     OPTS(fill_context),
 };
 
-const int64_t layout_use[] = {sizeof(ls_unit_use), USE(unit), USE(param)};
+const int64_t layout_use[] = {sizeof(ls_unit_use), USE(unit), USE(param), USE(flags)};
 
 const int64_t layout_adamw[] = {
     sizeof(ls_adamw_opts), ADAMW(lr),           ADAMW(beta1),      ADAMW(beta2),

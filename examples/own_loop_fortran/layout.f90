@@ -4,7 +4,7 @@
 module layout_of_c
     use, intrinsic :: iso_c_binding
     implicit none
-    integer, parameter :: N_PARAM = 9, N_OPTS = 31, N_USE = 3, N_ADAMW = 8, N_NUMBERS = 11
+    integer, parameter :: N_PARAM = 9, N_OPTS = 31, N_USE = 4, N_ADAMW = 8, N_NUMBERS = 11
     integer(c_int64_t), bind(C) :: layout_param(N_PARAM), layout_opts(N_OPTS)
     integer(c_int64_t), bind(C) :: layout_use(N_USE), layout_adamw(N_ADAMW)
     integer(c_int64_t), bind(C) :: layout_numbers(N_NUMBERS), layout_counts(5)
@@ -45,7 +45,7 @@ program layout
 
     base = address(c_loc(u))
     call compare('ls_unit_use', layout_use, [int(c_sizeof(u)), at(c_loc(u%unit)), &
-        at(c_loc(u%param))])
+        at(c_loc(u%param)), at(c_loc(u%flags))])
 
     base = address(c_loc(a))
     call compare('ls_adamw_opts', layout_adamw, [int(c_sizeof(a)), at(c_loc(a%lr)), &

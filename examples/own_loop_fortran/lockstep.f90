@@ -39,6 +39,7 @@ module lockstep
     type, bind(C) :: ls_unit_use
         integer(c_int) :: unit = 0
         integer(c_int) :: param = 0
+        integer(c_int) :: flags = 0
     end type
 
     type, bind(C) :: ls_adamw_opts

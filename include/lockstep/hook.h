@@ -5,7 +5,9 @@
  * backward pass goes on; it posts a work on the group. When that work is done, ls_ddp_finish_step
  * runs stage 1, and so on, until a stage posts nothing: the bucket's gradients are the result then.
  * Stages 0 are posted in the order of buckets; then in finish_step all stages 1 in that order, all
- * stages 2, …: on every rank alike. */
+ * stages 2, …: on every rank alike. LS_STRATEGY_ZERO2 and 3, which want the bucket's memory back,
+ * run all stages that are left of a bucket behind stage 0 of the next one; each rank keeps its
+ * slice of the result. */
 #ifndef LOCKSTEP_HOOK_H
 #define LOCKSTEP_HOOK_H
 

@@ -50,7 +50,8 @@ typedef enum ls_average {
                                over tokens become those of the mean over all tokens */
     LS_AVERAGE_MEANS = 4,   /* each rank's sum by the weights of its own micro-batches, and these by
                                the ranks: what loops do whose loss is a mean. Tokens of ranks with
-                               few of them count more. Not with a hook */
+                               few of them count more. Not with a hook, and from LS_STRATEGY_ZERO2
+                               on with one micro-batch a step: what is sent has its factor already */
 } ls_average;
 
 /* Which of the states of a model are sharded, so that each rank keeps a part (docs/sharding.md). */
@@ -81,12 +82,19 @@ typedef enum ls_replicas {
 /* LS_STRATEGY_ZERO3: unit `unit` of a model, a block of layers, computes with parameter `param`. */
 typedef struct ls_unit_use {
     int unit, param;
+    int flags; /* 0, or LS_USE_… */
 } ls_unit_use;
+
+/* Of a pair: the unit's backward pass does not look at the parameter's values, though it may write
+ * its gradient, as that of an embedding does. They are not gathered for it: there, data is NULL
+ * unless another unit keeps them. */
+enum { LS_USE_FORWARD_ONLY = 1 };
 
 /* What becomes of a unit after its forward pass, other than parts by groups of ranks. */
 enum {
     LS_RESHARD_YES = 0, /* it is given up, and gathered again for backward */
-    LS_RESHARD_NO = 1,  /* it stays whole until its backward pass */
+    LS_RESHARD_NO = 1,  /* it stays whole until its backward pass, but for what backward does not
+                           read */
 };
 
 /* Which states are in a file instead of memory. */
@@ -131,7 +139,8 @@ typedef struct ls_ddp_opts {
                          Not with join: a rank may have no first step to learn from */
     int keep_buckets; /* do not rebuild buckets after the first step in the order in which rank 0's
                          gradients became ready */
-    int no_overlap;   /* communicate after the backward pass, not during it */
+    int no_overlap;   /* communicate after the backward pass, not during it; from LS_STRATEGY_ZERO2
+                         on, where buckets come and go: wait for each bucket when it is posted */
     int join;         /* LS_JOIN_… */
     int nonfinite;    /* LS_NONFINITE_…; costs two passes over the gradients */
     const ls_comm_hook *hook; /* borrowed, outlives ddp; NULL: all-reduce */
@@ -140,12 +149,14 @@ typedef struct ls_ddp_opts {
     ls_param *buffers;
     int n_buffers;
     int broadcast_buffers;
-    /* Sharded strategies: parameters that are trained are F32 or BF16, hooks work with
-     * LS_STRATEGY_ZERO1 only (which then receives whole averages), buckets are not
-     * rebuilt. ls_ddp_create moves these parameters into memory of its own: params[i].data changes.
-     * ls_ddp_destroy copies them back to where they were, unless ls_ddp_keep_values was called; of
-     * LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE no rank has them, data is NULL afterwards (before,
-     * ls_ddp_get_values puts them together). */
+    /* Sharded strategies: parameters that are trained are F32 or BF16, a hook leaves whole averages
+     * of which each rank keeps its slice (from LS_STRATEGY_ZERO2 on with one micro-batch a step:
+     * nobody has a sum of several), buckets are not rebuilt. ls_ddp_create moves these parameters
+     * into memory of its own: params[i].data changes. ls_ddp_destroy copies them back to where they
+     * were, unless ls_ddp_keep_values was called; of LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE no
+     * rank has them, data is NULL afterwards (before, ls_ddp_get_values puts them together). There
+     * all of this is so as well for frozen parameters that some unit of `uses` uses: they are
+     * sharded and gathered like the others. Those that none uses stay where they are. */
     int strategy; /* LS_STRATEGY_… */
     int replicas; /* LS_REPLICAS_… */
     /* For ls_ddp_update: masters[i]: the float32 values of BF16 parameter i. LS_STRATEGY_DDP: used
@@ -160,9 +171,9 @@ typedef struct ls_ddp_opts {
     /* Sharded strategies with LS_REPLICAS_PRIVATE. Which unit uses which parameters, in any order;
      * units are numbered from 0 in the order of the forward pass. Every trained parameter must be
      * used by some unit. Copied. LS_STRATEGY_ZERO3: parameters that the same units use are gathered
-     * together; NULL: all are used by unit 0. The others: the all-gather after an update goes on
-     * while the next forward pass begins, which waits in ls_ddp_before_forward for what the unit
-     * uses; NULL: ls_ddp_update waits for all of it. The rest is for LS_STRATEGY_ZERO3. */
+     * together; NULL: unit 0 uses all that are trained. The others: the all-gather after an update
+     * goes on while the next forward pass begins, which waits in ls_ddp_before_forward for what the
+     * unit uses; NULL: ls_ddp_update waits for all of it. The rest is for LS_STRATEGY_ZERO3. */
     const ls_unit_use *uses;
     int n_uses;
     int prefetch;              /* units gathered ahead of their use, both ways; 0: 1, < 0: none */
@@ -170,15 +181,15 @@ typedef struct ls_ddp_opts {
                                   gathers within k consecutive ranks; k divides the shard group */
     double gather_limit_mb;    /* no unit is gathered ahead beyond so many MiB; 0: no limit */
     int64_t persist_below;     /* parameters of fewer elements are whole on every rank, gathered
-                                  after each update */
+                                  after each update; frozen ones once */
     int offload;               /* LS_OFFLOAD_…; sharded strategies, PARAMS as `uses` */
     const char *offload_dir;   /* where the file is made (it has no name there) */
     /* Sharded strategies: the type in which gradients are sent: LS_DTYPE_F32, also 0, or
      * LS_DTYPE_BF16. They are added in float32, the sum of a micro-batch is rounded once, and kept
      * as float32. The same as LS_HOOK_BF16 does for LS_STRATEGY_DDP. */
     int reduce_dtype;
-    /* Sharded strategies: values come from here, each rank asks for its shard only, and
-     * params[i].data may be NULL for all that are trained. They are not broadcast. */
+    /* Sharded strategies: values of all that ls_ddp_create moves come from here, each rank asks for
+     * its shard only, and params[i].data may be NULL. They are not broadcast. */
     ls_fill_fn fill;
     void *fill_context;
 } ls_ddp_opts;
@@ -258,12 +269,14 @@ LS_API LS_CHECKED ls_status ls_ddp_end_backward(ls_ddp *ddp);
 /* Around the forward and backward pass of each unit, units of a forward pass in ascending order, of
  * a backward pass in descending order, on all ranks alike. Where nothing is gathered they return at
  * once; of LS_STRATEGY_ZERO1 and 2 see opts.uses. LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE:
- *   before_forward, before_backward: params[i].data of all parameters of the unit is there
- *       afterwards (collective, blocks until they are gathered); the next units are asked for.
- *   after_forward: they are given up, data is NULL, unless the next unit uses them too, the unit is
- *       the last one of a step's pass, or reshard_after_forward keeps them.
- *   after_backward: they are given up, unless the unit before uses them too; gradients of
- *       parameters that no unit before uses are complete, and are reduce-scattered.
+ *   before_forward, before_backward: params[i].data of all parameters that this pass of the unit
+ *       reads is there afterwards (collective, blocks until they are gathered; backward reads all
+ *       but those of LS_USE_FORWARD_ONLY); the next units are asked for.
+ *   after_forward: they are given up, data is NULL, unless the next unit uses them too, or they are
+ *       read in backward and the unit is the last one of a step's pass or reshard_after_forward
+ *       keeps them.
+ *   after_backward: they are given up, unless backward of the unit before reads them too; gradients
+ *       of parameters that no unit before uses are complete, and are reduce-scattered.
  * Between steps, forward alone may run, for evaluation, equally often on all ranks. */
 LS_API LS_CHECKED ls_status ls_ddp_before_forward(ls_ddp *ddp, int unit);
 LS_API LS_CHECKED ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit);
@@ -298,10 +311,10 @@ LS_API void ls_ddp_keep_values(ls_ddp *ddp);
 /* Bytes of optimizer states that this rank keeps once ls_ddp_update was called (before, 0 with
  * LS_STRATEGY_DDP). Local. */
 LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
-/* Between steps: the float32 values of parameter i, its master where it is BF16 (of a frozen one
- * with sharded strategies, which keep no list of masters, its BF16 values), put together from all
- * shards; values: params[i].count floats, the caller's. Collective, blocks (LS_STRATEGY_DDP:
- * local). */
+/* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
+ * all shards (of a frozen one that a sharded strategy leaves whole its BF16 values, since it keeps
+ * no list of masters); values: params[i].count floats, the caller's. Collective, blocks
+ * (LS_STRATEGY_DDP: local). */
 LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values);
 /* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first
  * parameter that differs and the ranks that differ from rank 0. Collective, blocks; reads every
@@ -314,6 +327,7 @@ LS_API ls_event_sink ls_ddp_sink(ls_ddp *ddp);
 
 /* ---- for reports; local ---- */
 
+/* LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE: those of frozen parameters come last. */
 LS_API int ls_ddp_n_buckets(const ls_ddp *ddp);
 /* Elements of a bucket. */
 LS_API int64_t ls_ddp_bucket_count(const ls_ddp *ddp, int bucket);
@@ -321,15 +335,16 @@ LS_API int64_t ls_ddp_bucket_count(const ls_ddp *ddp, int bucket);
 /* A bucket in the last step on this rank; times are since the last backward pass began. */
 typedef struct ls_bucket_info {
     int64_t count; /* elements, padding included */
-    int64_t bytes;
+    int64_t bytes; /* of gradients; 0 of frozen parameters, and times are NaN */
     ls_dtype dtype;
     int n_params, first_param; /* the parameter that lies first in it */
     double ready_ms;           /* the last gradient was ready */
     double posted_ms;          /* communication was asked for */
     double done_ms;            /* it was seen to be over */
     int n_gathers;             /* of its parameters, LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE: 2
-                                  for each micro-batch, 1 where they are kept in between, more where
-                                  units that do not follow each other use them */
+                                  for each micro-batch, 1 where they are kept in between or backward
+                                  does not read them, more where units that do not follow each other
+                                  do */
 } ls_bucket_info;
 LS_API LS_CHECKED ls_status ls_ddp_get_bucket(const ls_ddp *ddp, int bucket, ls_bucket_info *info);
 

@@ -58,7 +58,14 @@ LSI_PRINTF(2, 3) static void put(char text[LSI_CALL_TEXT_BYTES], const char *for
     va_end(values);
 }
 
-const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES]) {
+/* Its bytes may be of a damaged record. */
+static int root_in_world(const lsi_call *call, const int *member, int n_members) {
+    return call->root >= 0 && call->root < n_members ? member[call->root] : call->root;
+}
+
+const char *lsi_call_print_in_world(const lsi_call *call, const int *member, int n_members,
+                                    char text[LSI_CALL_TEXT_BYTES]) {
+    int root = root_in_world(call, member, n_members);
     snprintf(text, LSI_CALL_TEXT_BYTES, "%s", lsi_call_kind_name(call->kind));
     if (call->kind == LSI_CALL_BARRIER || call->kind == LSI_CALL_NONE) return text;
     put(text, " (");
@@ -66,10 +73,10 @@ const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES])
                    call->kind == LSI_CALL_REDUCE_SCATTER;
     if (reduces) put(text, "%s, ", ls_op_name((ls_op)call->op));
     put(text, "%s, count %lld", ls_dtype_name((ls_dtype)call->dtype), (long long)call->count);
-    if (call->kind == LSI_CALL_SEND) put(text, ", to rank %d", call->root);
-    if (call->kind == LSI_CALL_RECV) put(text, ", from rank %d", call->root);
-    if (call->root >= 0 && call->kind != LSI_CALL_SEND && call->kind != LSI_CALL_RECV)
-        put(text, ", root %d", call->root);
+    if (call->kind == LSI_CALL_SEND) put(text, ", to rank %d", root);
+    if (call->kind == LSI_CALL_RECV) put(text, ", from rank %d", root);
+    if (root >= 0 && call->kind != LSI_CALL_SEND && call->kind != LSI_CALL_RECV)
+        put(text, ", root %d", root);
     if (call->counts_hash)
         put(text, " in uneven counts %08x",
             (unsigned)(call->counts_hash ^ call->counts_hash >> 32));
@@ -78,4 +85,8 @@ const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES])
     if (call->algorithm) put(text, ", %s", lsi_algorithm_name(call->algorithm));
     put(text, ")");
     return text;
+}
+
+const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES]) {
+    return lsi_call_print_in_world(call, NULL, 0, text);
 }

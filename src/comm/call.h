@@ -87,5 +87,9 @@ static inline uint64_t lsi_words_fingerprint(const uint64_t w[LSI_CALL_WORDS]) {
 bool lsi_call_matches(const lsi_call *a, const lsi_call *b);
 /* "all-reduce (sum, F32, count 100, scale 0.5)". Returns text. */
 const char *lsi_call_print(const lsi_call *call, char text[LSI_CALL_TEXT_BYTES]);
+/* The same with the root or peer as a rank of the world, member[] being those of the call's group.
+ */
+const char *lsi_call_print_in_world(const lsi_call *call, const int *member, int n_members,
+                                    char text[LSI_CALL_TEXT_BYTES]);
 
 #endif

@@ -36,9 +36,10 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     if (status == LS_OK)
         status = lsi_link_parse(getenv("LOCKSTEP_LINK"), &group->link, &group->has_link);
     if (status == LS_OK && atomic_exchange(&control->ranks[rank].attached, 1))
-        status = lsi_fail(
-            LS_ERR_STATE,
-            "group: rank %d has a group already, or had one; a worker makes one, once", rank);
+        status =
+            lsi_fail(LS_ERR_STATE,
+                     "group: rank %d has a group already, or had one; a worker makes one, once",
+                     control->member[rank]);
     if (status != LS_OK) {
         lsi_free(gathered);
         lsi_free(group);
@@ -67,7 +68,7 @@ ls_status lsi_group_open(lsi_region *region, lsi_group_control *control, int ran
     touch_records(group->me);
     lsi_order_default(&group->order, n_ranks);
     group->default_order_hash = group->order.hash;
-    int world_rank = control->member[rank];
+    int world_rank = lsi_world_rank(group, rank);
     atomic_fetch_add(&region->n_handles[world_rank], 1);
     if (control == region->world) atomic_store(&group->me->pid_space, lsi_pid_space());
     atomic_store(&group->me->pid, getpid());
@@ -151,7 +152,7 @@ void ls_group_destroy(ls_group *group) {
     lsi_region *region = group->region;
     bool is_mine = group->pid == getpid();
     bool is_world = group->control == region->world;
-    int world_rank = group->control->member[group->rank];
+    int world_rank = lsi_world_rank(group, group->rank);
     bool is_last = atomic_fetch_sub(&region->n_handles[world_rank], 1) == 1;
     if (is_mine) {
         lsi_thread_stop(group);
@@ -215,9 +216,16 @@ lsi_region *lsi_group_region(const ls_group *group) {
 
 /* ---- failure ---- */
 
+const char *lsi_group_print(const ls_group *group, char text[LSI_GROUP_TEXT_BYTES]) {
+    text[0] = '\0';
+    if (group->control->number != 0)
+        snprintf(text, LSI_GROUP_TEXT_BYTES, "group %d: ", group->control->number);
+    return text;
+}
+
 void lsi_group_raise(ls_group *group, ls_status status, const char *message) {
     bool first = false;
-    lsi_reports_add(group->errors, status, group->rank, message, &first);
+    lsi_reports_add(group->errors, status, lsi_world_rank(group, group->rank), message, &first);
     if (!first) return;
     if (group->control == group->region->world)
         lsi_region_wake_all(group->region); /* the run ends: also who waits in other groups */
@@ -226,11 +234,9 @@ void lsi_group_raise(ls_group *group, ls_status status, const char *message) {
 }
 
 void ls_group_abort(ls_group *group, ls_status status, const char *reason) {
-    char message[LSI_MESSAGE_BYTES];
-    char place[32] = "";
-    if (group->control->number != 0)
-        snprintf(place, sizeof place, "group %d: ", group->control->number);
-    snprintf(message, sizeof message, "%srank %d aborted the group: %s", place, group->rank,
+    char message[LSI_MESSAGE_BYTES], place[LSI_GROUP_TEXT_BYTES];
+    snprintf(message, sizeof message, "%srank %d aborted the group: %s",
+             lsi_group_print(group, place), lsi_world_rank(group, group->rank),
              reason ? reason : "no reason was given");
     lsi_group_raise(group, status == LS_OK ? LS_ERR_ABORTED : status, message);
 }

@@ -80,7 +80,8 @@ typedef struct lsi_group_stats {
     int64_t wait_ns;    /* blocked in wait, nothing to do */
     int64_t work_ns;    /* moving and adding data */
     int64_t flight_ns;  /* at least one work posted and not done */
-    int64_t bytes_sent; /* moved between this rank's buffers and those of others */
+    int64_t bytes_sent; /* one way: what this rank read from and wrote to others' memory, and what
+                           it sent in messages, so each byte is counted by one rank */
     int64_t n_calls;
 } lsi_group_stats;
 
@@ -121,8 +122,9 @@ struct ls_group {
     uint64_t n_pieces;       /* pieces of all staged works started so far */
     int64_t n_messages_left; /* posted and not done */
     int64_t flight_start_ticks;
-    uint64_t n_tests;      /* that found a work not done */
-    lsi_group_stats stats; /* the _ns fields count ticks (base/clock.h) */
+    uint64_t n_tests;       /* that found a work not done */
+    lsi_group_stats stats;  /* the _ns fields count ticks (base/clock.h) */
+    int64_t bytes_received; /* in messages: whoever sent them counts them, this is progress only */
 
     /* Messages: queues by peer, the oldest first. */
     ls_work *queue[LSI_N_DIRECTIONS][LSI_MAX_RANKS];
@@ -255,6 +257,21 @@ void lsi_work_release(ls_work *work);
 /* Blocks until done; under the lock, which is given up between looks. */
 ls_status lsi_work_await(ls_work *work, int64_t timeout_ms);
 
+/* [Note: world ranks] Messages name ranks by their number in the world, whatever group they are
+ * about: launcher, reports and traces know workers by it, and a group's own numbers would name
+ * somebody else. That goes for roots and peers of calls as well. Only what is wrong with an
+ * argument is told in the numbers of the argument. */
+static inline int lsi_world_rank(const ls_group *group, int rank) {
+    return group->control->member[rank];
+}
+static inline const char *lsi_group_call_print(const ls_group *group, const lsi_call *call,
+                                               char text[LSI_CALL_TEXT_BYTES]) {
+    return lsi_call_print_in_world(call, group->control->member, group->n_ranks, text);
+}
+/* How messages about a group begin: "group 3: ", for the world "". Returns text. */
+enum { LSI_GROUP_TEXT_BYTES = 24 };
+const char *lsi_group_print(const ls_group *group, char text[LSI_GROUP_TEXT_BYTES]);
+
 /* Reports (watchdog.c): each makes the error the group's and returns the first one. */
 ls_status lsi_report_mismatch(const ls_work *work);
 ls_status lsi_report_private(const ls_work *work, int rank, bool input);
@@ -287,7 +304,7 @@ static inline ls_status lsi_check_batch(const ls_group *group, ls_work **handle)
         LS_ERR_ARGUMENT,
         "rank %d: a batch is open; expected work = NULL, ls_batch_end gives one work for "
         "all",
-        group->rank);
+        lsi_world_rank(group, group->rank));
 }
 /* First error of a batch is kept for its end. Returns status. */
 ls_status lsi_post_failed(ls_group *group, ls_status status);

@@ -49,7 +49,7 @@ ls_work *lsi_message_work(ls_group *group, lsi_work_kind what, ls_status *status
         *status = lsi_fail(LS_ERR_BUSY,
                            "rank %d: %d messages and batches are in flight, the most that a group "
                            "can hold; wait for some first",
-                           group->rank, LSI_MESSAGES);
+                           lsi_world_rank(group, group->rank), LSI_MESSAGES);
         return NULL;
     }
     group->free_messages = work->next;
@@ -106,7 +106,10 @@ static void finish(ls_work *work) {
     ls_group *group = work->group;
     work->done = true;
     group->n_messages_left--;
-    group->stats.bytes_sent += message_bytes(work);
+    if (work->call->kind == LSI_CALL_SEND)
+        group->stats.bytes_sent += message_bytes(work);
+    else
+        group->bytes_received += message_bytes(work);
     if (work->batch && --work->batch->n_left == 0 && !work->batch->held &&
         work->batch != group->batch && lsi_work_is_done(work->batch))
         give_back(work->batch); /* given up by a wait that failed */
@@ -255,8 +258,8 @@ ls_status ls_batch_begin(ls_group *group) {
     ls_status status = LS_OK;
     lsi_group_lock(group);
     if (group->batch)
-        status =
-            lsi_fail(LS_ERR_STATE, "rank %d: a batch is open already; end it first", group->rank);
+        status = lsi_fail(LS_ERR_STATE, "rank %d: a batch is open already; end it first",
+                          lsi_world_rank(group, group->rank));
     else
         group->batch = lsi_message_work(group, LSI_WORK_BATCH, &status);
     group->batch_error = LS_OK;
@@ -281,9 +284,9 @@ static ls_status end_batch(ls_group *group, ls_work **handle) {
 
 ls_status ls_batch_end(ls_group *group, ls_work **work) {
     lsi_group_lock(group);
-    ls_status status = group->batch
-                           ? end_batch(group, work)
-                           : lsi_fail(LS_ERR_STATE, "rank %d: no batch is open", group->rank);
+    ls_status status = group->batch ? end_batch(group, work)
+                                    : lsi_fail(LS_ERR_STATE, "rank %d: no batch is open",
+                                               lsi_world_rank(group, group->rank));
     lsi_group_unlock(group);
     return status;
 }

@@ -81,8 +81,8 @@ static ls_status refuse_counts(const ls_group *group, const request *r, int64_t 
                         (long long)r->count);
     for (int p = 0; r->counts && p < group->n_ranks; p++)
         if (r->counts[p] < 0 || r->counts[p] > most)
-            return lsi_fail(LS_ERR_ARGUMENT, "%s: count %lld of rank %d is outside the legal range",
-                            name, (long long)r->counts[p], p);
+            return lsi_fail(LS_ERR_ARGUMENT, "%s: counts[%d], %lld, is outside the legal range",
+                            name, p, (long long)r->counts[p]);
     return lsi_fail(LS_ERR_ARGUMENT, "%s: root %d, expected 0 to %d", name, r->root,
                     group->n_ranks - 1);
 }
@@ -150,8 +150,8 @@ static ls_status check_in_flight(const ls_work *work) {
         return lsi_fail(LS_ERR_BUSY,
                         "rank %d, call #%llu: a buffer is still in use by call #%llu, %s; wait for "
                         "that work first",
-                        group->rank, (unsigned long long)group->n_posted + 1,
-                        (unsigned long long)i + 1, lsi_call_print(other->call, text));
+                        lsi_world_rank(group, group->rank), (unsigned long long)group->n_posted + 1,
+                        (unsigned long long)i + 1, lsi_group_call_print(group, other->call, text));
     }
     return LS_OK;
 }
@@ -173,7 +173,8 @@ static ls_status take_place(ls_group *group, bool at_once, ls_work **place) {
             return lsi_fail(LS_ERR_BUSY,
                             "rank %d: %d works are in flight, the most that a group can hold; wait "
                             "for call #%llu first",
-                            group->rank, LSI_CALLS, (unsigned long long)work->index + 1);
+                            lsi_world_rank(group, group->rank), LSI_CALLS,
+                            (unsigned long long)work->index + 1);
     }
     if (work->displs) lsi_free(work->displs);
     work->displs = NULL;

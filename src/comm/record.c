@@ -297,14 +297,19 @@ LSI_PRINTF(2, 3) static void put(sentence *t, const char *format, ...) {
     if (t->used >= LSI_MESSAGE_BYTES) t->used = LSI_MESSAGE_BYTES - 1;
 }
 
+const char *lsi_record_call_print(const lsi_record_group *group, const lsi_call *call,
+                                  char text[LSI_CALL_TEXT_BYTES]) {
+    return lsi_call_print_in_world(call, group->member, group->n_ranks, text);
+}
+
 /* "rank 2", "ranks 0, 1 and 3"; of those that `in` says. */
-static void put_ranks(sentence *t, const bool *in, int n) {
+static void put_ranks(const lsi_record_group *group, const bool *in, sentence *t) {
     int n_in = 0, n_put = 0;
-    for (int r = 0; r < n; r++) n_in += in[r];
+    for (int r = 0; r < group->n_ranks; r++) n_in += in[r];
     put(t, n_in == 1 ? "rank" : "ranks");
-    for (int r = 0; r < n; r++) {
+    for (int r = 0; r < group->n_ranks; r++) {
         if (!in[r]) continue;
-        put(t, "%s %d", n_put == 0 ? "" : n_put == n_in - 1 ? " and" : ",", r);
+        put(t, "%s %d", n_put == 0 ? "" : n_put == n_in - 1 ? " and" : ",", group->member[r]);
         n_put++;
     }
 }
@@ -322,8 +327,9 @@ static void put_calls(const lsi_record_group *group, uint64_t number, sentence *
         for (int r = group->n_ranks - 1; r >= 0; r--)
             if ((in[r] = class_of[r] == c)) example = r;
         put(t, c == 0 ? "" : "; ");
-        put_ranks(t, in, group->n_ranks);
-        put(t, " called %s", lsi_call_print(lsi_record_call(group, example, number), call));
+        put_ranks(group, in, t);
+        put(t, " called %s",
+            lsi_record_call_print(group, lsi_record_call(group, example, number), call));
     }
 }
 
@@ -341,7 +347,8 @@ static void put_whereabouts(const lsi_record_group *group, int rank, sentence *t
     else if (!call)
         put(t, "its last call is #%llu", (unsigned long long)last);
     else {
-        put(t, "its last call is #%llu, %s", (unsigned long long)last, lsi_call_print(call, words));
+        put(t, "its last call is #%llu, %s", (unsigned long long)last,
+            lsi_record_call_print(group, call, words));
         put_age(t, lsi_record_age_s(group, call));
         put(t, ", %s", state);
     }
@@ -355,14 +362,14 @@ static void put_behind(const lsi_record_group *group, const uint64_t *counter, c
     bool in[LSI_MAX_RANKS];
     int n_told = 0;
     for (int r = 0; r < group->n_ranks; r++) in[r] = counter[r] < group->difference;
-    put_ranks(t, in, group->n_ranks);
+    put_ranks(group, in, t);
     int n_in = 0;
     for (int r = 0; r < group->n_ranks; r++) n_in += in[r];
     put(t, " %s not %s", n_in == 1 ? "has" : "have", what);
     for (int r = 0; r < group->n_ranks && n_told < MAX_TOLD; r++) {
         if (!in[r]) continue;
         put(t, "; ");
-        if (n_in > 1) put(t, "of rank %d: ", r);
+        if (n_in > 1) put(t, "of rank %d: ", group->member[r]);
         put_whereabouts(group, r, t);
         n_told++;
     }
@@ -374,7 +381,7 @@ static void put_call_of_others(const lsi_record_group *group, sentence *t) {
     for (int r = 0; r < group->n_ranks; r++) {
         const lsi_call *record = lsi_record_call(group, r, group->difference);
         if (!record) continue;
-        put(t, ", %s", lsi_call_print(record, call));
+        put(t, ", %s", lsi_record_call_print(group, record, call));
         put_age(t, lsi_record_oldest_s(group, group->difference));
         return;
     }

@@ -96,6 +96,9 @@ int lsi_record_classes(const lsi_record_group *group, uint64_t number, int class
 const lsi_call *lsi_record_message(const lsi_record_group *group, int rank, int k);
 /* Rows to show: the last ones, or those around the first difference where that is older. */
 void lsi_record_window(const lsi_record_group *group, int last, uint64_t *from, uint64_t *to);
+/* A call of the group, as messages tell it (group.h, [Note: world ranks]). */
+const char *lsi_record_call_print(const lsi_record_group *group, const lsi_call *call,
+                                  char text[LSI_CALL_TEXT_BYTES]);
 /* The first difference as a sentence; also when there is none. */
 const char *lsi_record_sentence(const lsi_record_group *group, char text[LSI_MESSAGE_BYTES]);
 /* Seconds since it was posted, -1 where that was not noted (it was over before that mattered). */

@@ -1,5 +1,6 @@
 /* Showing the recorder: a table per group for people, JSON for programs. A table has a row a call
- * and a column a rank; where ranks made different calls, letters say who made which. */
+ * and a column a rank; where ranks made different calls, letters say who made which. Texts have
+ * ranks of the world (group.h, [Note: world ranks]). */
 #include <string.h>
 #include <time.h>
 
@@ -124,10 +125,10 @@ static void print_class(const printer *p, const lsi_record_group *group, uint64_
     fprintf(p->out, "            %c: by rank", letter_of(class));
     for (int r = 0; r < group->n_ranks; r++) {
         if (class_of[r] != class) continue;
-        fprintf(p->out, "%s %d", call ? "," : "", r);
+        fprintf(p->out, "%s %d", call ? "," : "", group->member[r]);
         call = lsi_record_call(group, r, number);
     }
-    fprintf(p->out, ": %s\n", lsi_call_print(call, words));
+    fprintf(p->out, ": %s\n", lsi_record_call_print(group, call, words));
 }
 
 static void print_age(const printer *p, double age_s) {
@@ -145,7 +146,7 @@ static void print_call(const printer *p, const lsi_record_group *group, uint64_t
     for (int r = 0; r < group->n_ranks && !any; r++) any = lsi_record_call(group, r, number);
     if (!any) return;
     print_age(p, lsi_record_oldest_s(group, number));
-    fprintf(p->out, "  %s", agree ? lsi_call_print(any, words) : "calls differ:");
+    fprintf(p->out, "  %s", agree ? lsi_record_call_print(group, any, words) : "calls differ:");
 }
 
 static void print_row(const printer *p, const lsi_record_group *group, uint64_t number) {
@@ -166,7 +167,7 @@ static void print_heads(const printer *p, const lsi_record_group *group) {
     fprintf(p->out, "  call      ");
     for (int r = 0; r < group->n_ranks; r++) {
         char head[32];
-        snprintf(head, sizeof head, uses_words(group) ? "rank %d" : "%d", r);
+        snprintf(head, sizeof head, uses_words(group) ? "rank %d" : "%d", group->member[r]);
         fprintf(p->out, "%-*s", uses_words(group) ? WORD_COLUMNS : SYMBOL_COLUMNS, head);
     }
     fprintf(p->out, "   first posted\n");
@@ -185,8 +186,8 @@ static void print_calls(const printer *p, const lsi_record_group *group) {
 static void print_members(const printer *p, const lsi_record_group *group) {
     for (int r = 0; r < group->n_ranks; r++) {
         const lsi_record_rank *rank = &group->rank[r];
-        fprintf(p->out, "  rank %d", r);
-        if (group->number != 0) fprintf(p->out, " (%d in the world)", group->member[r]);
+        fprintf(p->out, "  rank %d", group->member[r]);
+        if (group->number != 0) fprintf(p->out, " (%d in the group)", r);
         if (rank->pid > 0) fprintf(p->out, ", pid %d", rank->pid);
         if (rank->step > 0) fprintf(p->out, ", step %lld", (long long)rank->step);
         fprintf(p->out, ": %llu calls%s%s\n", (unsigned long long)group->posted[r],
@@ -199,13 +200,13 @@ static void print_messages(const printer *p, const lsi_record_group *group) {
     for (int r = 0; r < group->n_ranks; r++) {
         int n = 0;
         while (n < p->opts->last && lsi_record_message(group, r, n)) n++;
-        if (n > 0) fprintf(p->out, "  messages of rank %d\n", r);
+        if (n > 0) fprintf(p->out, "  messages of rank %d\n", group->member[r]);
         for (int k = n - 1; k >= 0; k--) {
             const lsi_call *message = lsi_record_message(group, r, k);
             char words[LSI_CALL_TEXT_BYTES];
             fprintf(p->out, "    #%-9llu", (unsigned long long)message->number);
             print_age(p, lsi_record_age_s(group, message));
-            fprintf(p->out, "  %s\n", lsi_call_print(message, words));
+            fprintf(p->out, "  %s\n", lsi_record_call_print(group, message, words));
         }
     }
 }
@@ -302,7 +303,7 @@ static json_t *call_to_json(const lsi_record_group *group, const lsi_call *call)
     double age_s = lsi_record_age_s(group, call);
     return json_pack(
         "{s:I, s:s, s:s, s:s, s:s, s:I, s:i, s:s, s:o}", "number", (json_int_t)call->number, "text",
-        lsi_call_print(call, words), "kind", lsi_call_short_name(call->kind), "dtype",
+        lsi_record_call_print(group, call, words), "kind", lsi_call_short_name(call->kind), "dtype",
         ls_dtype_name((ls_dtype)call->dtype), "op", call->op ? ls_op_name((ls_op)call->op) : "-",
         "count", (json_int_t)call->count, "root", (int)call->root, "algorithm",
         lsi_algorithm_name(call->algorithm), "age_s", age_s < 0 ? json_null() : json_real(age_s));

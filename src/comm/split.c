@@ -27,7 +27,7 @@ static int find_members(const answer *answers, int n, int me, int member[LSI_MAX
 static ls_status make_control(ls_group *group, const int *member, int n_members, uint64_t *offset) {
     lsi_group_control *control = NULL;
     LSI_TRY(lsi_region_add_group(group->region, n_members, &control));
-    for (int i = 0; i < n_members; i++) control->member[i] = group->control->member[member[i]];
+    for (int i = 0; i < n_members; i++) control->member[i] = lsi_world_rank(group, member[i]);
     *offset = (uint64_t)((unsigned char *)control - group->region->base);
     return LS_OK;
 }
@@ -48,7 +48,7 @@ static ls_status split(ls_group *group, int color, int key, ls_group **part) {
     int member[LSI_MAX_RANKS], me = group->rank;
     if (group->batch)
         return lsi_fail(LS_ERR_STATE, "split: rank %d has a batch open, in which no call waits",
-                        me);
+                        lsi_world_rank(group, me));
     LSI_TRY(ls_all_gather(group, &mine, answers, 2, LS_DTYPE_I32, NULL));
     int n_members = find_members(answers, group->n_ranks, me, member);
     uint64_t offset = 0, offsets[LSI_MAX_RANKS];
@@ -65,7 +65,7 @@ static ls_status split(ls_group *group, int color, int key, ls_group **part) {
     if (color < 0) return LS_OK;
     if (offsets[member[0]] == 0)
         return lsi_fail(LS_ERR_MEMORY, "split: rank %d could not make the group of color %d",
-                        member[0], color);
+                        lsi_world_rank(group, member[0]), color);
     int rank = 0;
     while (member[rank] != me) rank++;
     lsi_group_control *control =

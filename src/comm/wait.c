@@ -18,7 +18,7 @@ static const int64_t DEATH_GRACE_NS = 2 * 1000 * 1000;
 
 /* A peer died: whoever started it says more, if it says anything soon. */
 static ls_status look_for_dead(ls_group *group) {
-    int me = group->control->member[group->rank];
+    int me = lsi_world_rank(group, group->rank);
     int dead = lsi_region_find_dead(group->region, me);
     if (dead < 0) return LS_OK;
     int64_t until_ns = lsi_now_ns() + DEATH_GRACE_NS;

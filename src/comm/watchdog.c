@@ -1,5 +1,6 @@
 /* Reports of what went wrong between ranks: calls that differ, ranks that are missing. Each report
- * becomes the region's first error, so all ranks return the same words. */
+ * becomes the group's first error, so all its ranks return the same words. The code counts in ranks
+ * of the group, the words in those of the world (group.h, [Note: world ranks]). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,9 +29,9 @@ static ls_status raise_error(ls_group *group, ls_status status, const text *t) {
     return lsi_group_error(group);
 }
 
-/* "group 3: " for all but the world. */
 static void put_group(text *t, const ls_group *group) {
-    if (group->control->number != 0) put(t, "group %d: ", group->control->number);
+    char place[LSI_GROUP_TEXT_BYTES];
+    put(t, "%s", lsi_group_print(group, place));
 }
 
 ls_status lsi_report_mismatch(const ls_work *work) {
@@ -39,11 +40,13 @@ ls_status lsi_report_mismatch(const ls_work *work) {
     char call[LSI_CALL_TEXT_BYTES];
     text t = {.used = 0};
     put_group(&t, group);
-    put(&t, "call #%llu differs between ranks: rank 0 called %s",
-        (unsigned long long)work->index + 1, lsi_call_print(first, call));
+    put(&t, "call #%llu differs between ranks: rank %d called %s",
+        (unsigned long long)work->index + 1, lsi_world_rank(group, 0),
+        lsi_group_call_print(group, first, call));
     for (int r = 1; r < group->n_ranks; r++)
         if (!lsi_call_matches(first, lsi_work_call_of(work, r)))
-            put(&t, "; rank %d called %s", r, lsi_call_print(lsi_work_call_of(work, r), call));
+            put(&t, "; rank %d called %s", lsi_world_rank(group, r),
+                lsi_group_call_print(group, lsi_work_call_of(work, r), call));
     put(&t, "; all ranks must make the same calls in the same order");
     return raise_error(group, LS_ERR_MISMATCH, &t);
 }
@@ -51,14 +54,14 @@ ls_status lsi_report_mismatch(const ls_work *work) {
 ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count, ls_dtype dtype) {
     ls_group *group = work->group;
     char call[LSI_CALL_TEXT_BYTES];
-    int from = work->call->root, me = group->rank;
+    int from = lsi_world_rank(group, work->call->root), me = lsi_world_rank(group, group->rank);
     text t = {.used = 0};
     put_group(&t, group);
     put(&t,
         "message #%llu from rank %d to rank %d differs: rank %d called %s; rank %d sent %s, count "
         "%lld; both must have the same count and dtype",
-        (unsigned long long)number + 1, from, me, me, lsi_call_print(work->call, call), from,
-        ls_dtype_name(dtype), (long long)count);
+        (unsigned long long)number + 1, from, me, me, lsi_group_call_print(group, work->call, call),
+        from, ls_dtype_name(dtype), (long long)count);
     return raise_error(group, LS_ERR_MISMATCH, &t);
 }
 
@@ -68,7 +71,7 @@ ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count
 typedef enum reason { LEFT, LATE, STUCK, NOT_JOINED, NOT_FINISHED, N_REASONS } reason;
 
 static const lsi_rank_control *world_control(const ls_group *group, int rank) {
-    return &group->region->world->ranks[group->control->member[rank]];
+    return &group->region->world->ranks[lsi_world_rank(group, rank)];
 }
 
 /* Ended, or destroyed its handle of this group. */
@@ -187,7 +190,8 @@ static bool is_missing(const ls_work *work, int rank, reason why, const bool *st
 }
 
 static void put_whereabouts(text *t, const ls_work *work, int rank) {
-    const lsi_rank_control *control = &work->group->ranks[rank];
+    const ls_group *group = work->group;
+    const lsi_rank_control *control = &group->ranks[rank];
     uint64_t published = atomic_load(&control->published);
     const lsi_call *last = &control->records[(published - 1) % LSI_RECORDS];
     if (published == 0)
@@ -197,25 +201,33 @@ static void put_whereabouts(text *t, const ls_work *work, int rank) {
             lsi_call_kind_name(last->kind), (long long)last->count,
             atomic_load(&control->done) >= published ? ", finished" : ", unfinished");
     int waits_for = atomic_load(&control->waits_for) - 1;
-    if (waits_for >= 0) put(t, "; it waits for a message to or from rank %d", waits_for);
-    const lsi_rank_control *own = world_control(work->group, rank);
+    if (waits_for >= 0)
+        put(t, "; it waits for a message to or from rank %d", lsi_world_rank(group, waits_for));
+    const lsi_rank_control *own = world_control(group, rank);
     if (atomic_load(&own->ended) == 2)
         put(t, "; its process, pid %d, ended without leaving the group)", atomic_load(&own->pid));
     else
-        put(t, has_gone(work->group, rank) ? "; it has left the group)" : ")");
+        put(t, has_gone(group, rank) ? "; it has left the group)" : ")");
 }
 
 /* Returns how many ranks are missing for this reason. */
 static int put_missing(text *t, const ls_work *work, reason why, const bool *still) {
+    const ls_group *group = work->group;
     int n_missing = 0;
-    for (int r = 0; r < work->group->n_ranks; r++) {
-        if (r == work->group->rank || !is_missing(work, r, why, still)) continue;
-        bool joined = atomic_load(&work->group->ranks[r].published) > work->index;
-        put(t, "%s rank %d did not %s", n_missing ? "," : "", r, joined ? "finish" : "join");
+    for (int r = 0; r < group->n_ranks; r++) {
+        if (r == group->rank || !is_missing(work, r, why, still)) continue;
+        bool joined = atomic_load(&group->ranks[r].published) > work->index;
+        put(t, "%s rank %d did not %s", n_missing ? "," : "", lsi_world_rank(group, r),
+            joined ? "finish" : "join");
         put_whereabouts(t, work, r);
         n_missing++;
     }
     return n_missing;
+}
+
+static void put_waiter(text *t, const ls_group *group, int64_t waited_ms) {
+    put_group(t, group);
+    put(t, "rank %d waited %lld ms in ", lsi_world_rank(group, group->rank), (long long)waited_ms);
 }
 
 /* Who holds up the peer of a message: the end of the chain of those who wait for messages. The peer
@@ -242,14 +254,13 @@ static ls_status report_missing_message(const ls_work *work, int64_t waited_ms) 
     if (lsi_work_is_done(work) || message_is_held_up(work)) return LS_OK;
     int culprit = gone ? peer : end_of_chain(group, peer, still);
     text t = {.used = 0};
-    put_group(&t, group);
-    put(&t, "rank %d waited %lld ms in %s: ", group->rank, (long long)waited_ms,
-        lsi_call_print(work->call, call));
+    put_waiter(&t, group, waited_ms);
+    put(&t, "%s: ", lsi_group_call_print(group, work->call, call));
     if (culprit == peer)
-        put(&t, "rank %d did not %s", peer, what);
+        put(&t, "rank %d did not %s", lsi_world_rank(group, peer), what);
     else
         put(&t, "rank %d, who is to %s, waits itself, in the end for rank %d, which stands still",
-            peer, what, culprit);
+            lsi_world_rank(group, peer), what, lsi_world_rank(group, culprit));
     put_whereabouts(&t, work, culprit);
     if (gone) return raise_error(group, LS_ERR_PEER, &t);
     put(&t, "; if that rank only needs longer, raise the timeout (ls_group_set_timeout)");
@@ -263,9 +274,9 @@ static ls_status report_missing_call(const ls_work *work, int64_t waited_ms) {
     if (!lsi_someone_left(work)) LSI_TRY(watch(work, still));
     if (lsi_work_is_done(work)) return LS_OK;
     text t = {.used = 0};
-    put_group(&t, group);
-    put(&t, "rank %d waited %lld ms in call #%llu, %s:", group->rank, (long long)waited_ms,
-        (unsigned long long)work->index + 1, lsi_call_print(work->call, call));
+    put_waiter(&t, group, waited_ms);
+    put(&t, "call #%llu, %s:", (unsigned long long)work->index + 1,
+        lsi_group_call_print(group, work->call, call));
     reason why = LEFT;
     while (why < N_REASONS && put_missing(&t, work, why, still) == 0) why++;
     if (why == N_REASONS) return LS_OK;
@@ -295,11 +306,10 @@ ls_status lsi_report_link(const ls_work *work, int64_t waited_ms) {
     int64_t left_ns = lsi_link_sleep_ns(group, lsi_now_ns(), INT64_MAX);
     if (lsi_work_is_done(work) || left_ns == INT64_MAX) return LS_OK;
     text t = {.used = 0};
-    put_group(&t, group);
-    put(&t, "rank %d waited %lld ms in %s: all ranks did their parts, but LOCKSTEP_LINK lets the ",
-        group->rank, (long long)waited_ms,
-        work->call ? lsi_call_print(work->call, call) : "a batch");
-    put(&t, "next work be over in %lld ms; raise the timeout or the speed of the link",
+    put_waiter(&t, group, waited_ms);
+    put(&t, "%s: all ranks did their parts, but LOCKSTEP_LINK lets the next work ",
+        work->call ? lsi_group_call_print(group, work->call, call) : "a batch");
+    put(&t, "be over in %lld ms; raise the timeout or the speed of the link",
         (long long)left_ns / 1000000);
     return raise_error(group, LS_ERR_TIMEOUT, &t);
 }
@@ -309,19 +319,20 @@ ls_status lsi_report_dead(ls_group *group, int world_rank) {
     char message[LSI_MESSAGE_BYTES];
     snprintf(message, sizeof message, "rank %d (pid %d) died at step %lld (noticed by rank %d)",
              world_rank, atomic_load(&control->pid), (long long)atomic_load(&control->step),
-             group->control->member[group->rank]);
+             lsi_world_rank(group, group->rank));
     lsi_region_report_dead(group->region, world_rank, message);
     return lsi_group_error(group);
 }
 
 ls_status lsi_report_private(const ls_work *work, int rank, bool input) {
+    ls_group *group = work->group;
     char call[LSI_CALL_TEXT_BYTES];
     text t = {.used = 0};
-    put_group(&t, work->group);
+    put_group(&t, group);
     put(&t,
         "call #%llu, %s: LOCKSTEP_ALGO asks for direct, but the %s of rank %d is not in shared "
         "memory (ls_group_alloc_shared)",
-        (unsigned long long)work->index + 1, lsi_call_print(work->call, call),
-        input ? "input" : "output", rank);
-    return raise_error(work->group, LS_ERR_UNSUPPORTED, &t);
+        (unsigned long long)work->index + 1, lsi_group_call_print(group, work->call, call),
+        input ? "input" : "output", lsi_world_rank(group, rank));
+    return raise_error(group, LS_ERR_UNSUPPORTED, &t);
 }

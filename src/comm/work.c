@@ -306,7 +306,7 @@ uint64_t lsi_progress_of(const ls_group *group) {
            atomic_load_explicit(&me->staged, memory_order_relaxed) +
            atomic_load_explicit(&me->combined, memory_order_relaxed) +
            atomic_load_explicit(&me->consumed, memory_order_relaxed) +
-           (uint64_t)group->stats.bytes_sent;
+           (uint64_t)(group->stats.bytes_sent + group->bytes_received);
 }
 
 /* ---- the short way ---- */

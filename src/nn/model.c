@@ -99,6 +99,7 @@ ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims, co
     if (model->params) {
         lsi_param_shape *shape = &model->shapes[model->n_params];
         shape->n_dims = n_dims;
+        shape->is_statistic = flags & LS_PARAM_FROZEN;
         memcpy(shape->dims, dims, (size_t)n_dims * sizeof *dims);
         model->inits[model->n_params] = (lsi_param_init){init, std};
         model->offsets[model->n_params] = offset;
@@ -250,7 +251,7 @@ void lsi_model_release(lsi_model *model) {
 }
 
 static bool stays_wide(const lsi_model *model, int i) {
-    return model->params[i].flags & LS_PARAM_FROZEN && model->shapes[i].n_dims == 1;
+    return model->shapes[i].is_statistic;
 }
 
 static ls_status copy_narrow(lsi_model *model) {

@@ -58,7 +58,7 @@ typedef struct lsi_model_class {
     bool takes_images; /* else tokens */
     /* Adds the parameters (lsi_model_add_param) and buffers. */
     ls_status (*build)(lsi_model *model);
-    /* Sum of losses over all targets (1), or logits (B,T,V) when targets is NULL. */
+    /* Sum of losses over all targets (1), or logits (B,T,V), float32, when targets is NULL. */
     lsi_tensor *(*forward)(lsi_model *model, lsi_tape *tape, const lsi_batch *batch);
     /* Folds the statistics of one batch into the running ones (frozen parameters); NULL: none. The
      * training loop calls it for all micro-batches of a step in their global order, on every rank
@@ -92,6 +92,7 @@ typedef struct lsi_param_init {
 typedef struct lsi_param_shape {
     int n_dims;
     int64_t dims[LSI_MAX_DIMS];
+    bool is_statistic; /* a running one, which the model writes itself and nobody trains */
 } lsi_param_shape;
 
 struct lsi_model {
@@ -146,8 +147,8 @@ LS_CHECKED ls_status lsi_initial_values_fill(void *initial, int i, int64_t begin
 void lsi_model_init(lsi_model *model, uint64_t seed);
 /* Gives a hollow model its memory and all its values; a failure leaves it hollow. */
 LS_CHECKED ls_status lsi_model_make_whole(lsi_model *model, lsi_model_fill_fn fill, void *context);
-/* Whether a model can stay hollow until a strategy moves its parameters: that moves those alone
- * which are trained. */
+/* Whether a model can be hollow with every strategy that moves parameters: not all move frozen
+ * ones, none those that the model writes itself. */
 bool lsi_model_can_be_hollow(const lsi_model *model);
 
 /* The float32 values of parameter i: its master where the model computes in a narrower type. NULL:
@@ -174,7 +175,8 @@ int lsi_model_find(const lsi_model *model, const char *name);
  * when memory runs out. */
 double lsi_model_flops_per_token(const lsi_model *model, int64_t n_time);
 
-/* Called from build(), twice: the first pass counts. name is copied. */
+/* Called from build(), twice: the first pass counts. name is copied. flags LS_PARAM_FROZEN: it is a
+ * running statistic. */
 LS_CHECKED ls_status lsi_model_add_param(lsi_model *model, const char *name, int n_dims,
                                          const int64_t *dims, uint32_t flags, lsi_init_kind init,
                                          double std);

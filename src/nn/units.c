@@ -2,8 +2,8 @@
  *
  * A list is made in two passes over the same code, of which the first only counts. A joined unit
  * has a stamp, the number of its first unit plus one; a parameter that bears the stamp belongs to
- * it. Joining goes through units in order and asks only for the stamp at hand, so no stamp need be
- * taken off again. */
+ * it, and a second one says that backward reads it. Joining goes through units in order and asks
+ * only for the stamp at hand, so no stamp need be taken off again. */
 #include "nn/units.h"
 
 #include <ctype.h>
@@ -15,12 +15,20 @@
 
 /* ---- making a list ---- */
 
+static void add(lsi_use_list *list, lsi_unit_use pair) {
+    if (list->pairs) list->pairs[list->n] = pair;
+    list->n++;
+}
+
 void lsi_use(lsi_use_list *list, int unit, int n_units, int first, int n_params) {
-    for (int u = 0; list->pairs && u < n_units; u++)
+    for (int u = 0; u < n_units; u++)
         for (int i = 0; i < n_params; i++)
-            list->pairs[list->n + (int64_t)u * n_params + i] =
-                (lsi_unit_use){unit + u, first + u * n_params + i};
-    list->n += (int64_t)n_units * n_params;
+            add(list, (lsi_unit_use){unit + u, first + u * n_params + i, .forward_only = false});
+}
+
+void lsi_use_tables(lsi_use_list *list, int unit, int first, int n_params) {
+    for (int i = 0; i < n_params; i++)
+        add(list, (lsi_unit_use){unit, first + i, .forward_only = true});
 }
 
 /* Room for what was counted, to be filled from the beginning. */
@@ -52,6 +60,7 @@ typedef struct joining {
     int n_uses, n_units;
     bool *begins; /* of each unit: whether a joined one begins with it */
     int *stamps;  /* of each parameter */
+    int *again;   /* of each that backward reads */
 } joining;
 
 /* With each unit that finds the joined one at hand large enough. */
@@ -120,12 +129,14 @@ static void join_range(joining *j, int begin, int end, int *at, lsi_use_list *li
     for (; *at < j->n_uses && j->uses[*at].unit < end; ++*at) {
         int param = j->uses[*at].param;
         j->stamps[param] = stamp;
+        if (!j->uses[*at].forward_only) j->again[param] = stamp;
         if (param < low) low = param;
         if (param > high) high = param;
     }
     for (int unit = begin; unit < end; unit++)
         for (int param = low; param <= high; param++)
-            if (j->stamps[param] == stamp) lsi_use(list, unit, 1, param, 1);
+            if (j->stamps[param] == stamp)
+                add(list, (lsi_unit_use){unit, param, j->again[param] != stamp});
 }
 
 static void join(joining *j, lsi_use_list *list) {
@@ -136,7 +147,7 @@ static void join(joining *j, lsi_use_list *list) {
 }
 
 static ls_status begin_and_join(joining *j, const char *rule, lsi_use_list *list) {
-    LSI_TRY(lsi_check_alloc(j->begins && j->stamps ? j : NULL));
+    LSI_TRY(lsi_check_alloc(j->begins && j->stamps && j->again ? j : NULL));
     LSI_TRY(find_beginnings(j, rule));
     join(j, list);
     LSI_TRY(make_room(list));
@@ -154,7 +165,9 @@ ls_status lsi_units_merge(const lsi_model *model, const char *rule, lsi_unit_use
     lsi_use_list list = {0};
     j.begins = lsi_calloc(LSI_MEM_OTHER, (size_t)j.n_units, sizeof *j.begins);
     j.stamps = lsi_calloc(LSI_MEM_OTHER, (size_t)model->n_params, sizeof *j.stamps);
+    j.again = lsi_calloc(LSI_MEM_OTHER, (size_t)model->n_params, sizeof *j.again);
     ls_status status = begin_and_join(&j, rule, &list);
+    lsi_free(j.again);
     lsi_free(j.stamps);
     lsi_free(j.begins);
     LSI_TRY(status);

@@ -21,6 +21,7 @@ typedef struct rank_memory {
 
 struct lsi_monitor {
     int n_ranks;
+    lsi_traffic traffic;
     int64_t n_seen, n_steps; /* all steps; those in the sums and in the rings */
     lsi_step_record sum;     /* of its times */
     int64_t n_skipped;
@@ -29,12 +30,13 @@ struct lsi_monitor {
     char note[512];
 };
 
-ls_status lsi_monitor_create(int n_ranks, lsi_monitor **monitor) {
+ls_status lsi_monitor_create(int n_ranks, lsi_traffic traffic, lsi_monitor **monitor) {
     if (n_ranks < 1)
         return lsi_fail(LS_ERR_ARGUMENT, "monitor of %d ranks, must be at least 1", n_ranks);
     lsi_monitor *m = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *m);
     LSI_TRY(lsi_check_alloc(m));
     m->n_ranks = n_ranks;
+    m->traffic = traffic;
     m->ranks = lsi_calloc(LSI_MEM_OTHER, (size_t)n_ranks, sizeof *m->ranks);
     m->sorted = lsi_calloc(LSI_MEM_OTHER, (size_t)n_ranks, sizeof *m->sorted);
     if (!m->ranks || !m->sorted) {
@@ -207,6 +209,7 @@ static void take_ranks(const lsi_monitor *m, lsi_monitor_summary *s) {
         if (ratio > slowest_ratio) s->slowest = r, slowest_ratio = ratio;
     }
     s->comm_share = m->sum.step_ms > 0 ? exposed / m->n_ranks / m->sum.step_ms : 0;
+    if (s->comm_share > 1) s->comm_share = 1; /* others' steps may be longer than rank 0's */
     s->wait_share = exposed > 0 ? wait / exposed : 0;
 }
 
@@ -226,4 +229,8 @@ void lsi_monitor_get(const lsi_monitor *monitor, lsi_monitor_summary *summary) {
 
 int lsi_monitor_n_ranks(const lsi_monitor *monitor) {
     return monitor ? monitor->n_ranks : 0;
+}
+
+lsi_traffic lsi_monitor_traffic(const lsi_monitor *monitor) {
+    return monitor->traffic;
 }

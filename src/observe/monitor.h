@@ -31,8 +31,29 @@ typedef struct lsi_rank_times {
     double optimizer_ms; /* of the optimizer step before these passes; 0: there was none */
 } lsi_rank_times;
 
+/* What a run exchanges, on which depends what makes it less (the table of advice in
+ * monitor_report.c).
+ *
+ *   DDP          gradients, once a step
+ *   ZERO1        the same in shards
+ *   ZERO2        gradients in shards, for each micro-batch; also ZeRO-3 where parameters are shared
+ *   ZERO3        for each micro-batch units before forward and before backward as well
+ *   ZERO3_KEPT   before forward only: they are kept for backward
+ *   HYBRID       as ZERO3 within groups, and a share of the gradients between these
+ *   HYBRID_KEPT  as ZERO3_KEPT within groups */
+typedef enum lsi_traffic {
+    LSI_TRAFFIC_DDP,
+    LSI_TRAFFIC_ZERO1,
+    LSI_TRAFFIC_ZERO2,
+    LSI_TRAFFIC_ZERO3,
+    LSI_TRAFFIC_ZERO3_KEPT,
+    LSI_TRAFFIC_HYBRID,
+    LSI_TRAFFIC_HYBRID_KEPT,
+    LSI_N_TRAFFICS
+} lsi_traffic;
+
 typedef struct lsi_monitor lsi_monitor;
-LS_CHECKED ls_status lsi_monitor_create(int n_ranks, lsi_monitor **monitor);
+LS_CHECKED ls_status lsi_monitor_create(int n_ranks, lsi_traffic traffic, lsi_monitor **monitor);
 void lsi_monitor_destroy(lsi_monitor *monitor);
 /* The calls below do nothing when monitor is NULL (ranks other than 0).
  *
@@ -88,6 +109,7 @@ typedef struct lsi_rank_summary {
 } lsi_rank_summary;
 
 int lsi_monitor_n_ranks(const lsi_monitor *monitor);
+lsi_traffic lsi_monitor_traffic(const lsi_monitor *monitor);
 void lsi_monitor_get(const lsi_monitor *monitor, lsi_monitor_summary *summary);
 void lsi_monitor_get_rank(const lsi_monitor *monitor, int rank, lsi_rank_summary *summary);
 /* Waiting of `rank` for the slowest rank in one step: what it lacks to the most work, at most its
@@ -96,7 +118,9 @@ double lsi_wait_ms(const lsi_rank_times *ranks, int n_ranks, int rank);
 
 /* ---- reports (monitor_report.c) ---- */
 
-/* One sentence: what the share of communication means. Returns buffer; 256 bytes hold it. */
+/* One sentence: what the share of communication means and what helps. Returns buffer;
+ * LSI_ADVICE_BYTES hold it. */
+enum { LSI_ADVICE_BYTES = 320 };
 const char *lsi_monitor_advice(const lsi_monitor *monitor, char *buffer, size_t buffer_bytes);
 /* A table for people; nothing when no step was measured. */
 void lsi_monitor_print(const lsi_monitor *monitor, FILE *out);

@@ -29,12 +29,31 @@ static const char *const verdict_names[] = {
 #undef LSI_VERDICT_NAME
 };
 
+/* What computes more for the same bytes: what is exchanged once a step is worth a longer step. */
+static const char *const more[] = {
+    "a larger batch or accumulation computes more for the same bytes",
+    "larger micro-batches compute more for the same bytes; accumulation does not, each micro-batch "
+    "is exchanged",
+};
+
+/* What sends less, by what is sent. On one machine a shared copy need not be gathered at all. */
+static const struct {
+    bool each_micro_batch;
+    const char *less;
+} remedies[LSI_N_TRAFFICS] = {
+    [LSI_TRAFFIC_DDP] = {false, "--strategy zero1, a --comm-hook"},
+    [LSI_TRAFFIC_ZERO1] = {false, "--reduce-dtype bf16"},
+    [LSI_TRAFFIC_ZERO2] = {true, "--strategy zero1, --reduce-dtype bf16"},
+    [LSI_TRAFFIC_ZERO3] = {true, "--reshard no, --strategy hybrid, --replicas shared"},
+    [LSI_TRAFFIC_ZERO3_KEPT] = {true, "--strategy hybrid, --replicas shared"},
+    [LSI_TRAFFIC_HYBRID] = {true, "--reshard no, --replicas shared"},
+    [LSI_TRAFFIC_HYBRID_KEPT] = {true, "--replicas shared"},
+};
+
 static const char *const advice[] = {
     [LSI_VERDICT_HEALTHY] = "healthy (under 30 %)",
-    [LSI_VERDICT_LOOK] = "worth a look (30 to 50 %); a larger batch or accumulation computes more "
-                         "for the same bytes",
-    [LSI_VERDICT_BOUND] = "communication-bound (above 50 %); larger batch, accumulation, sharding "
-                          "or faster links",
+    [LSI_VERDICT_LOOK] = "worth a look (30 to 50 %); ",
+    [LSI_VERDICT_BOUND] = "communication-bound (above 50 %); ",
     [LSI_VERDICT_SLOW_RANK] = "mostly waiting for rank %d, which is slow; faster links would not "
                               "help, finding out what slows that rank would",
     [LSI_VERDICT_UNEVEN] = "mostly waiting for whichever rank is last, another one each time; "
@@ -42,15 +61,24 @@ static const char *const advice[] = {
                            "rank would",
 };
 
-/* The sentence of a verdict with the slow rank put in. */
-static void write_advice(const lsi_monitor_summary *s, char *buffer, size_t buffer_bytes) {
+/* The sentence of a verdict with the slow rank, or with what helps in this kind of run. */
+static void write_advice(const lsi_monitor_summary *s, lsi_traffic traffic, char *buffer,
+                         size_t buffer_bytes) {
     int n = snprintf(buffer, buffer_bytes,
                      "%.1f %% of a step is exposed communication: ", 100 * s->comm_share);
     size_t used = (size_t)n < buffer_bytes ? (size_t)n : buffer_bytes;
+    char *rest = buffer + used;
+    size_t rest_bytes = buffer_bytes - used;
+    const char *words = advice[s->verdict], *longer = more[remedies[traffic].each_micro_batch];
     if (s->verdict == LSI_VERDICT_SLOW_RANK)
-        snprintf(buffer + used, buffer_bytes - used, advice[LSI_VERDICT_SLOW_RANK], s->slowest);
+        snprintf(rest, rest_bytes, advice[LSI_VERDICT_SLOW_RANK], s->slowest);
+    else if (s->verdict == LSI_VERDICT_LOOK)
+        snprintf(rest, rest_bytes, "%s%s", words, longer);
+    else if (s->verdict == LSI_VERDICT_BOUND)
+        snprintf(rest, rest_bytes, "%s%s; what sends less: %s; or faster links", words, longer,
+                 remedies[traffic].less);
     else
-        snprintf(buffer + used, buffer_bytes - used, "%s", advice[s->verdict]);
+        snprintf(rest, rest_bytes, "%s", words);
 }
 
 const char *lsi_monitor_advice(const lsi_monitor *monitor, char *buffer, size_t buffer_bytes) {
@@ -61,7 +89,7 @@ const char *lsi_monitor_advice(const lsi_monitor *monitor, char *buffer, size_t 
     if (summary.verdict == LSI_VERDICT_ALONE)
         snprintf(buffer, buffer_bytes, "none: there is one rank");
     else
-        write_advice(&summary, buffer, buffer_bytes);
+        write_advice(&summary, lsi_monitor_traffic(monitor), buffer, buffer_bytes);
     return buffer;
 }
 
@@ -115,7 +143,7 @@ static void print_slow_ranks(FILE *out, const lsi_monitor *monitor) {
 
 void lsi_monitor_print(const lsi_monitor *monitor, FILE *out) {
     lsi_monitor_summary summary;
-    char sentence[256];
+    char sentence[LSI_ADVICE_BYTES];
     if (!monitor) return;
     lsi_monitor_get(monitor, &summary);
     if (summary.n_steps == 0) return;
@@ -144,7 +172,7 @@ static json_t *ranks_to_json(const lsi_monitor *monitor) {
 
 json_t *lsi_monitor_to_json(const lsi_monitor *monitor) {
     lsi_monitor_summary s;
-    char sentence[256];
+    char sentence[LSI_ADVICE_BYTES];
     if (!monitor) return json_object();
     lsi_monitor_get(monitor, &s);
     return json_pack(

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "comm/group.h"
 #include "comm/region.h"
 
 enum { ABSENT = 0, TEXT_BYTES = 1024 };
@@ -94,8 +95,9 @@ static ls_status report(ls_group *group, const ls_param *params, int n_params,
         used += (size_t)snprintf(list + used, sizeof list - used, " %u", numbers[r]);
     return lsi_fail(LS_ERR_MISMATCH,
                     "the ranks built different models: parameter %d is %s on rank "
-                    "0 and %s on rank %d; number of parameters by rank:%s",
-                    found.index, here, there, found.rank, list);
+                    "%d and %s on rank %d; number of parameters by rank:%s",
+                    found.index, here, lsi_world_rank(group, 0), there,
+                    lsi_world_rank(group, found.rank), list);
 }
 
 ls_status lsi_agree_params(ls_group *group, const ls_param *params, int n_params) {
@@ -142,6 +144,6 @@ ls_status lsi_agree_text(ls_group *group, const char *what, const char *text) {
     LSI_TRY(hear(group, 0, text, here));
     LSI_TRY(hear(group, found.rank, text, there));
     find_pairs(here, there, of_here, of_there);
-    return lsi_fail(LS_ERR_MISMATCH, "the ranks have different %s: rank 0 %s, rank %d %s", what,
-                    of_here, found.rank, of_there);
+    return lsi_fail(LS_ERR_MISMATCH, "the ranks have different %s: rank %d %s, rank %d %s", what,
+                    lsi_world_rank(group, 0), of_here, lsi_world_rank(group, found.rank), of_there);
 }

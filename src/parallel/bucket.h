@@ -6,10 +6,12 @@
  * which are numbered in the order in which they were begun. Frozen parameters have no place.
  *
  * With groups (units.h) the parameters of a group share a bucket, whatever its size, and no others
- * are in it. */
+ * are in it. There frozen parameters may have a place too: in buckets of their own behind all
+ * others, which hold values and have no gradients. */
 #ifndef LSI_PARALLEL_BUCKET_H
 #define LSI_PARALLEL_BUCKET_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <lockstep/param.h>
@@ -27,8 +29,11 @@ typedef struct lsi_bucket {
 } lsi_bucket;
 
 typedef struct lsi_bucket_plan {
-    int n_params, n_buckets, n_placed;
-    int *bucket_of;     /* per parameter: its bucket, -1 if frozen */
+    int n_params;
+    int n_buckets;      /* of gradients, which are exchanged */
+    int n_held;         /* of values: these, and those of frozen parameters behind them */
+    int n_placed;       /* parameters, in all of them */
+    int *bucket_of;     /* per parameter: its bucket, -1: it has no place */
     int64_t *offset_of; /* per parameter: elements before it in its bucket */
     int *sequence;      /* n_placed parameters, bucket by bucket, as they lie there */
     int64_t *offsets;   /* offset_of of these */
@@ -39,10 +44,15 @@ typedef struct lsi_bucket_plan {
 
 /* order: all parameters in the order in which their gradients become ready; NULL: last to first.
  * group: of each parameter; those of a group follow each other in the order, and caps do not count;
- * NULL: there are none. */
+ * -1: of a frozen one without a place. NULL: there are no groups, and frozen ones have no place. */
 LS_CHECKED ls_status lsi_bucket_plan_create(const ls_param *params, int n_params, const int *order,
                                             const int *group, int64_t cap_bytes,
                                             int64_t first_cap_bytes, lsi_bucket_plan *plan);
 void lsi_bucket_plan_fini(lsi_bucket_plan *plan);
+
+/* Whether the parameter has a gradient. */
+static inline bool lsi_bucket_trains(const lsi_bucket_plan *plan, int param) {
+    return plan->bucket_of[param] >= 0 && plan->bucket_of[param] < plan->n_buckets;
+}
 
 #endif

@@ -63,6 +63,31 @@ static ls_status check_sharding(const ls_ddp_opts *o) {
     return LS_OK;
 }
 
+/* What is understood, but does not go together. */
+static ls_status check_together(const ls_ddp_opts *o) {
+    if (o->hook && (!o->hook->run || !o->hook->name))
+        return lsi_fail(LS_ERR_ARGUMENT, "ddp options: the hook needs a name and run");
+    const struct {
+        bool is_wrong;
+        const char *why;
+    } rows[] = {
+        {o->hook && o->average == LS_AVERAGE_MEANS,
+         "LS_AVERAGE_MEANS gives every rank a factor of its own, which hooks do not know; take "
+         "LS_AVERAGE_WEIGHTS"},
+        {o->hook && o->reduce_dtype != 0,
+         "a hook decides itself in which type gradients are sent; leave reduce_dtype 0"},
+        {o->strategy >= LS_STRATEGY_ZERO2 && o->join != LS_JOIN_NONE,
+         "LS_STRATEGY_ZERO2 and 3 exchange every micro-batch, and with join ranks have different "
+         "numbers of them; take LS_STRATEGY_ZERO1"},
+        {o->static_graph && o->join != LS_JOIN_NONE,
+         "static_graph learns from the first step, in which with join a rank may have no data; "
+         "take find_unused_parameters"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].is_wrong) return lsi_fail(LS_ERR_UNSUPPORTED, "ddp options: %s", rows[i].why);
+    return LS_OK;
+}
+
 static ls_status check_opts(const ls_ddp_opts *opts) {
     LSI_TRY(check_size(opts));
     if (!(opts->bucket_cap_mb >= 0 && opts->bucket_cap_mb <= 1e9) ||
@@ -84,36 +109,28 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
         if (rows[i].value < 0 || rows[i].value > rows[i].largest)
             return lsi_fail(LS_ERR_ARGUMENT, "ddp options: %s is %d, expected 0 to %d",
                             rows[i].name, rows[i].value, rows[i].largest);
-    if (opts->hook && (!opts->hook->run || !opts->hook->name))
-        return lsi_fail(LS_ERR_ARGUMENT, "ddp options: the hook needs a name and run");
-    if (opts->hook && opts->average == LS_AVERAGE_MEANS)
-        return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: LS_AVERAGE_MEANS gives every rank a factor of its own, which "
-                        "hooks do not know; take LS_AVERAGE_WEIGHTS");
-    if (opts->strategy >= LS_STRATEGY_ZERO2 && opts->no_overlap)
-        return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: without overlap all buckets would have memory at once, which "
-                        "LS_STRATEGY_ZERO2 and 3 are there to avoid; take LS_STRATEGY_ZERO1");
-    if (opts->strategy >= LS_STRATEGY_ZERO2 &&
-        (opts->join != LS_JOIN_NONE || opts->average == LS_AVERAGE_MEANS))
-        return lsi_fail(
-            LS_ERR_UNSUPPORTED,
-            "ddp options: LS_STRATEGY_ZERO2 and 3 exchange every micro-batch, so they work "
-            "neither with join nor with LS_AVERAGE_MEANS; take LS_STRATEGY_ZERO1");
-    if (opts->static_graph && opts->join != LS_JOIN_NONE)
-        return lsi_fail(
-            LS_ERR_UNSUPPORTED,
-            "ddp options: static_graph learns from the first step, in which with join a "
-            "rank may have no data; take find_unused_parameters");
-    bool has_blocks = opts->strategy <= LS_STRATEGY_ZERO1 && opts->shard_size == 0;
-    if (opts->hook && (!has_blocks || opts->reduce_dtype != 0))
-        return lsi_fail(LS_ERR_UNSUPPORTED,
-                        "ddp options: a hook leaves the average of a whole bucket on every rank, "
-                        "which LS_STRATEGY_DDP and ZERO1 without shard_size and reduce_dtype have "
-                        "room for; strategy is %d",
-                        opts->strategy);
+    LSI_TRY(check_together(opts));
     LSI_TRY(check_sharding(opts));
     return lsi_check_params("buffer", opts->buffers, opts->n_buffers, false);
+}
+
+/* Of frozen ones, opts.fill gives those that units are gathered with. */
+static bool is_filled(const ls_ddp_opts *opts, const ls_param *params, int index) {
+    bool is_used = !(params[index].flags & LS_PARAM_FROZEN);
+    bool gathers =
+        opts->strategy == LS_STRATEGY_ZERO3 && opts->replicas == LS_REPLICAS_PRIVATE && opts->uses;
+    for (int k = 0; gathers && k < opts->n_uses && !is_used; k++)
+        is_used = opts->uses[k].param == index;
+    return is_used;
+}
+
+static ls_status check_not_filled(const ls_ddp_opts *opts, const ls_param *params, int n_params) {
+    for (int i = 0; i < n_params; i++)
+        if (params[i].count > 0 && !params[i].data && !is_filled(opts, params, i))
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "ddp: parameter %s needs data: it is frozen, and stays where it is",
+                            params[i].name);
+    return LS_OK;
 }
 
 static uint64_t hash_uses(const ls_ddp_opts *opts) {
@@ -218,7 +235,7 @@ static ls_status broadcast(ls_ddp *ddp, const char *what, ls_param *list, int n)
 /* Those that are filled are the same everywhere by themselves. */
 static ls_status broadcast_values(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
-        if (!ddp->opts.fill || lsi_ddp_is_frozen(ddp, i))
+        if (!ddp->opts.fill || !lsi_ddp_is_held(ddp, i))
             LSI_TRY(broadcast(ddp, "parameter", &ddp->params[i], 1));
     return LS_OK;
 }
@@ -295,6 +312,7 @@ ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params, const l
     if (!opts) opts = &defaults;
     LSI_TRY(check_opts(opts));
     LSI_TRY(lsi_check_params("parameter", params, n_params, opts->fill != NULL));
+    if (opts->fill) LSI_TRY(check_not_filled(opts, params, n_params));
     ls_ddp *ddp = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *ddp);
     LSI_TRY(lsi_check_alloc(ddp));
     ddp->group = group;
@@ -355,7 +373,7 @@ static void abandon_works(ls_ddp *ddp) {
         abandon(ddp, ddp->values.works[b]);
     for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].work);
     for (int b = 0; b < ddp->n_posted; b++) abandon(ddp, ddp->on[b].replicate_work);
-    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++) {
+    for (int b = 0; b < ddp->plan.n_held && ddp->units.gathered; b++) {
         ddp->leaves_file = ddp->leaves_file || ddp->units.gathered[b].work;
         abandon(ddp, ddp->units.gathered[b].work);
     }

@@ -38,7 +38,7 @@ static ls_status await(ls_ddp *ddp, int index) {
     on->work = NULL;
     LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
     if (on->done_ns == 0) note_done(ddp, index);
-    return lsi_ddp_retire_bucket(ddp, index);
+    return ddp->opts.hook ? LS_OK : lsi_ddp_retire_bucket(ddp, index);
 }
 
 ls_status lsi_ddp_await_replicate(ls_ddp *ddp, int index) {
@@ -47,6 +47,22 @@ ls_status lsi_ddp_await_replicate(ls_ddp *ddp, int index) {
     if (!work) return LS_OK;
     LSI_TRY(in_bucket(ddp, index, ls_work_wait(work, -1)));
     lsi_ddp_forget_replicates(ddp, index);
+    return LS_OK;
+}
+
+static bool is_over(const ls_work *work) {
+    lsi_group_lock(work->group);
+    bool is_done = lsi_work_is_done(work);
+    lsi_group_unlock(work->group);
+    return is_done;
+}
+
+ls_status lsi_ddp_make_replicate_room(ls_ddp *ddp, int index) {
+    if (index >= MAX_IN_FLIGHT) LSI_TRY(lsi_ddp_await_replicate(ddp, index - MAX_IN_FLIGHT));
+    for (int b = 0; b < index; b++) {
+        const ls_work *work = ddp->on[b].replicate_work;
+        if (work && is_over(work)) LSI_TRY(lsi_ddp_await_replicate(ddp, b));
+    }
     return LS_OK;
 }
 
@@ -89,6 +105,26 @@ static ls_status run_hook(ls_ddp *ddp, int index, int stage) {
     ddp->on[index].work = work;
     ddp->on[index].is_done = work == NULL;
     return LS_OK;
+}
+
+/* Sharded gradients with a hook: every stage that is left of a bucket, and its memory is free. */
+static ls_status run_stages(ls_ddp *ddp, int index) {
+    for (int stage = 1; !ddp->on[index].is_done; stage++) {
+        LSI_TRY(await(ddp, index));
+        LSI_TRY(run_hook(ddp, index, stage));
+    }
+    return lsi_ddp_retire_bucket(ddp, index);
+}
+
+/* Sharded gradients: what is over with before the next bucket is posted. Stages of hooks are works
+ * too, so what has its turn follows from numbers of buckets alone, the same on every rank. */
+static ls_status finish_early(ls_ddp *ddp, int index) {
+    if (!lsi_ddp_shards_gradients(ddp)) return LS_OK;
+    if (ddp->opts.hook && ddp->opts.no_overlap) return run_stages(ddp, index);
+    if (ddp->opts.hook) return index > 0 ? run_stages(ddp, index - 1) : LS_OK;
+    if (!ddp->opts.no_overlap) return LS_OK;
+    LSI_TRY(await(ddp, index));
+    return lsi_ddp_await_replicate(ddp, index);
 }
 
 /* The type that a bucket is sent in; its elements are in it afterwards. */
@@ -144,7 +180,7 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
                           ls_all_reduce(ddp->group, bucket->grad, bucket->grad, bucket->count,
                                         bucket->dtype, op, ddp->scale, &on->work)));
     ddp->n_posted++;
-    return LS_OK;
+    return finish_early(ddp, index);
 }
 
 ls_status lsi_ddp_post_unit(ls_ddp *ddp, int unit) {
@@ -176,14 +212,15 @@ ls_status lsi_ddp_post_ready(ls_ddp *ddp, bool all) {
 
 /* For the timeline: works end in the order in which they were posted. */
 static void look_for_done(ls_ddp *ddp) {
-    lsi_group_lock(ddp->shard_group);
+    ls_group *group = ddp->opts.hook ? ddp->group : ddp->shard_group;
+    lsi_group_lock(group);
     while (ddp->n_seen_done < ddp->n_posted) {
         lsi_bucket_state *on = &ddp->on[ddp->n_seen_done];
         if (on->work && !lsi_work_is_done(on->work)) break;
         if (on->done_ns == 0) note_done(ddp, ddp->n_seen_done);
         ddp->n_seen_done++;
     }
-    lsi_group_unlock(ddp->shard_group);
+    lsi_group_unlock(group);
 }
 
 static ls_status progress_groups(ls_ddp *ddp) {
@@ -199,14 +236,14 @@ ls_status lsi_ddp_progress(ls_ddp *ddp) {
     LSI_TRY(progress_groups(ddp));
     if (!lsi_ddp_exchanges(ddp) || ddp->state == IDLE) return LS_OK;
     look_for_done(ddp);
-    if (ddp->opts.no_overlap || ddp->state != BACKWARD) return LS_OK;
+    if (!lsi_ddp_posts_early(ddp) || ddp->state != BACKWARD) return LS_OK;
     return lsi_ddp_post_ready(ddp, false);
 }
 
 /* All buckets take the next stage, in index order. */
-static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_over) {
+static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_last) {
     int n_in_flight = 0, oldest = 0, n = ddp->plan.n_buckets;
-    *is_over = true;
+    *is_last = true;
     /* Works keep their places in the group's order, which must not be needed again meanwhile. */
     for (int b = 0; b < n && n > MAX_IN_FLIGHT; b++) LSI_TRY(await(ddp, b));
     for (int b = 0; b < n; b++) {
@@ -221,17 +258,28 @@ static ls_status run_stage(ls_ddp *ddp, int stage, bool *is_over) {
         if (ddp->on[b].is_done) continue;
         ddp->on[b].done_ns = 0;
         n_in_flight++;
-        *is_over = false;
+        *is_last = false;
     }
     return LS_OK;
 }
 
-ls_status lsi_ddp_await_buckets(ls_ddp *ddp) {
-    bool is_over = ddp->opts.hook == NULL;
+/* All stages of all buckets. */
+static ls_status await_hook(ls_ddp *ddp) {
+    bool is_last = false;
     /* A place in the group's order is free again only when its work was waited for, and the stages
      * of many buckets may come round to the verdict's. */
-    if (!is_over) LSI_TRY(lsi_ddp_await_verdict(ddp));
-    for (int b = 0; b < ddp->plan.n_buckets && is_over; b++) LSI_TRY(await(ddp, b));
-    for (int stage = 1; !is_over; stage++) LSI_TRY(run_stage(ddp, stage, &is_over));
+    LSI_TRY(lsi_ddp_await_verdict(ddp));
+    if (!lsi_ddp_shards_gradients(ddp)) {
+        for (int stage = 1; !is_last; stage++) LSI_TRY(run_stage(ddp, stage, &is_last));
+        return LS_OK;
+    }
+    for (int b = 0; b < ddp->plan.n_buckets; b++)
+        if (ddp->on[b].buffer) LSI_TRY(run_stages(ddp, b));
+    return LS_OK;
+}
+
+ls_status lsi_ddp_await_buckets(ls_ddp *ddp) {
+    if (ddp->opts.hook) return await_hook(ddp);
+    for (int b = 0; b < ddp->plan.n_buckets; b++) LSI_TRY(await(ddp, b));
     return await_replicates(ddp);
 }

@@ -178,7 +178,7 @@ static void close_bucket(ls_ddp *ddp, int index) {
 
 /* Whether a reduction leaves its result in the shard at once, and not in the bucket. */
 bool lsi_ddp_reduces_into_shard(const ls_ddp *ddp) {
-    return ddp->next_micro <= 1 && !lsi_ddp_narrows(ddp);
+    return ddp->next_micro <= 1 && !lsi_ddp_narrows(ddp) && !ddp->opts.hook;
 }
 
 bool lsi_ddp_orders_parts(const ls_ddp *ddp) {
@@ -216,6 +216,7 @@ static void add_parts(ls_ddp *ddp, int index) {
 }
 
 bool lsi_ddp_scales_later(const ls_ddp *ddp) {
+    if (ddp->opts.hook) return false;
     bool is_part = lsi_ddp_shards_gradients(ddp) && !(ddp->is_last && ddp->next_micro == 1);
     return is_part || ddp->replicate_group;
 }
@@ -261,8 +262,7 @@ static ls_status complete_slice(ls_ddp *ddp, int index) {
     const lsi_shard_plan *plan = &ddp->states.plan;
     float *slice = kept_slice(ddp, index), scale = (float)ddp->scale;
     int64_t count = lsi_shard_counts(plan, index)[plan->rank];
-    if (ddp->replicate_group && index >= MAX_IN_FLIGHT)
-        LSI_TRY(lsi_ddp_await_replicate(ddp, index - MAX_IN_FLIGHT));
+    if (ddp->replicate_group) LSI_TRY(lsi_ddp_make_replicate_room(ddp, index));
     if (ddp->replicate_group)
         return lsi_context(ls_all_reduce(ddp->replicate_group, slice, slice, count, LS_DTYPE_F32,
                                          LS_OP_SUM, ddp->scale, &ddp->on[index].replicate_work),

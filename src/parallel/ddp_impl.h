@@ -98,7 +98,8 @@ typedef struct lsi_states {
     lsi_shard_plan plan;
     lsi_shard_norm norm;   /* sharded strategies */
     float *first, *second; /* moments, plan.n_states; NULL: no update was made yet, or offloaded */
-    float *masters;        /* the same of BF16 parameters; NULL: none, offloaded, or the caller's */
+    float *masters;        /* of BF16 parameters, plan.n_masters; NULL: none, offloaded, or the
+                              caller's */
     struct lsi_spill *spill; /* all of these, slice by slice; NULL: they are in memory */
     int64_t slice_elems;     /* of it; the last slice may have fewer */
     int n_arrays;            /* in it: 2, or 3 with masters */
@@ -174,7 +175,7 @@ struct ls_ddp {
     ls_work *weight_work;
 
     lsi_param_state *at;  /* per parameter */
-    lsi_bucket_state *on; /* per bucket */
+    lsi_bucket_state *on; /* per bucket of gradients */
     int n_posted, n_room; /* buckets; n_room: works of buckets below it may have been waited for */
     int n_seen_done;
 
@@ -205,7 +206,12 @@ struct ls_ddp {
 enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
 
 static inline bool lsi_ddp_is_frozen(const ls_ddp *ddp, int index) {
-    return ddp->plan.bucket_of[index] < 0;
+    return !lsi_bucket_trains(&ddp->plan, index);
+}
+/* Whether it has a place in buckets. Of sharded strategies: values are the ddp's, not where the
+ * caller put them. */
+static inline bool lsi_ddp_is_held(const ls_ddp *ddp, int index) {
+    return ddp->plan.bucket_of[index] >= 0;
 }
 /* Bytes of an element of the bucket's parameters. */
 static inline int64_t lsi_ddp_value_size(const ls_ddp *ddp, int bucket) {
@@ -240,6 +246,11 @@ static inline bool lsi_ddp_narrows(const ls_ddp *ddp) {
 /* Whether the micro-batch of now is exchanged. */
 static inline bool lsi_ddp_exchanges(const ls_ddp *ddp) {
     return ddp->is_last || lsi_ddp_shards_gradients(ddp);
+}
+/* Whether buckets are posted while the backward pass goes on. Where they come and go they always
+ * are, and without overlap waited for at once. */
+static inline bool lsi_ddp_posts_early(const ls_ddp *ddp) {
+    return lsi_ddp_exchanges(ddp) && (!ddp->opts.no_overlap || lsi_ddp_shards_gradients(ddp));
 }
 /* Whether each rank has a factor of its own. */
 static inline bool lsi_ddp_scales_before(const ls_ddp *ddp) {
@@ -301,6 +312,9 @@ LS_CHECKED ls_status lsi_ddp_progress(ls_ddp *ddp);
 int lsi_ddp_n_in_flight(const ls_ddp *ddp);
 /* The sum of this rank's slice over shard groups is there. */
 LS_CHECKED ls_status lsi_ddp_await_replicate(ls_ddp *ddp, int index);
+/* Before that of a bucket is posted: works of sums that are over end, with the pages that they made
+ * this process touch, and no more than MAX_IN_FLIGHT are left. */
+LS_CHECKED ls_status lsi_ddp_make_replicate_room(ls_ddp *ddp, int index);
 LS_CHECKED ls_status lsi_ddp_await_oldest(ls_ddp *ddp);
 /* Private ZeRO-3: posts the buckets that are complete behind a unit. */
 LS_CHECKED ls_status lsi_ddp_post_unit(ls_ddp *ddp, int unit);

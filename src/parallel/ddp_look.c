@@ -61,11 +61,12 @@ static uint64_t hash_param(const ls_param *param) {
 
 /* Private ZeRO-3 has a bucket whole for the time that it is looked at. */
 static ls_status hash_bucket(ls_ddp *ddp, int index, uint64_t *hashes) {
-    const ls_bucket *bucket = &ddp->buckets[index];
+    const lsi_bucket *bucket = &ddp->plan.buckets[index];
+    const int *params = ddp->plan.sequence + bucket->first;
     bool is_here = ddp->units.gathered[index].buffer != NULL;
     LSI_TRY(lsi_ddp_gather_bucket(ddp, index));
     for (int k = 0; k < bucket->n_params; k++)
-        hashes[bucket->params[k]] = hash_param(&ddp->params[bucket->params[k]]);
+        hashes[params[k]] = hash_param(&ddp->params[params[k]]);
     if (!is_here) lsi_ddp_give_up_bucket(ddp, index);
     return LS_OK;
 }
@@ -73,7 +74,7 @@ static ls_status hash_bucket(ls_ddp *ddp, int index, uint64_t *hashes) {
 static ls_status hash_params(ls_ddp *ddp, uint64_t *hashes) {
     for (int i = 0; i < ddp->n_params; i++)
         if (ddp->params[i].data) hashes[i] = hash_param(&ddp->params[i]);
-    for (int b = 0; b < ddp->plan.n_buckets && lsi_ddp_gathers(ddp); b++)
+    for (int b = 0; b < ddp->plan.n_held && lsi_ddp_gathers(ddp); b++)
         LSI_TRY(hash_bucket(ddp, b, hashes));
     return LS_OK;
 }
@@ -130,11 +131,11 @@ ls_status ls_ddp_check_weights(ls_ddp *ddp) {
 /* ---- buckets ---- */
 
 int ls_ddp_n_buckets(const ls_ddp *ddp) {
-    return ddp->plan.n_buckets;
+    return ddp->plan.n_held;
 }
 
 int64_t ls_ddp_bucket_count(const ls_ddp *ddp, int bucket) {
-    return bucket >= 0 && bucket < ddp->plan.n_buckets ? ddp->plan.buckets[bucket].count : 0;
+    return bucket >= 0 && bucket < ddp->plan.n_held ? ddp->plan.buckets[bucket].count : 0;
 }
 
 static double since_backward_ms(const ls_ddp *ddp, int64_t ns) {
@@ -142,13 +143,16 @@ static double since_backward_ms(const ls_ddp *ddp, int64_t ns) {
 }
 
 ls_status ls_ddp_get_bucket(const ls_ddp *ddp, int bucket, ls_bucket_info *info) {
-    if (bucket < 0 || bucket >= ddp->plan.n_buckets)
+    static const lsi_bucket_state never = {.ready_ns = 0};
+    if (bucket < 0 || bucket >= ddp->plan.n_held)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_get_bucket: bucket %d, expected 0 to %d", bucket,
-                        ddp->plan.n_buckets - 1);
+                        ddp->plan.n_held - 1);
+    bool has_grads = bucket < ddp->plan.n_buckets;
     const lsi_bucket *plan = &ddp->plan.buckets[bucket];
-    const lsi_bucket_state *on = &ddp->on[bucket];
+    const lsi_bucket_state *on = has_grads ? &ddp->on[bucket] : &never;
+    int64_t elem_bytes = has_grads ? (int64_t)ls_dtype_bytes(plan->dtype) : 0;
     *info = (ls_bucket_info){.count = plan->count,
-                             .bytes = plan->count * (int64_t)ls_dtype_bytes(plan->dtype),
+                             .bytes = plan->count * elem_bytes,
                              .dtype = plan->dtype,
                              .n_params = plan->n_params,
                              .first_param = ddp->plan.sequence[plan->first],

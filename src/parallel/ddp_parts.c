@@ -1,7 +1,7 @@
 /* Private ZeRO-3 with opts.reshard_after_forward = k: what is left of a unit between forward and
  * backward is a part with each rank, 1/k of every bucket, and backward gathers it from k
  * consecutive ranks. Parts of all buckets lie in one block, at the same place on each of the k
- * ranks. */
+ * ranks. What backward does not read has no parts. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -10,9 +10,11 @@
 
 enum { LINE_ELEMS = 32 };
 
-/* Elements of the first ranks' parts, whole cache lines; the last ones have what is left. */
+/* Elements of the first ranks' parts, whole cache lines; the last ones have what is left. There are
+ * none of what backward does not read. */
 static int64_t part_elems(const ls_ddp *ddp, int bucket) {
     int k = ddp->opts.reshard_after_forward;
+    if (!lsi_unit_plan_reads_again(&ddp->units.plan, bucket)) return 0;
     int64_t equal = (ddp->plan.buckets[bucket].count + k - 1) / k;
     return (equal + LINE_ELEMS - 1) / LINE_ELEMS * LINE_ELEMS;
 }
@@ -25,7 +27,7 @@ static void count_parts(const ls_ddp *ddp, int bucket, int64_t counts[LSI_MAX_RA
     }
 }
 
-/* Bytes before a bucket's part in the block; of n_buckets: all. */
+/* Bytes before a bucket's part in the block; of n_held: all. */
 static int64_t part_offset(const ls_ddp *ddp, int bucket) {
     int64_t bytes = 0;
     for (int b = 0; b < bucket; b++) bytes += part_elems(ddp, b) * lsi_ddp_value_size(ddp, b);
@@ -81,11 +83,11 @@ static ls_status split(ls_ddp *ddp) {
 
 static ls_status take_block(ls_ddp *ddp, void **block) {
     lsi_unit_parts *parts = &ddp->units.parts;
-    size_t k = (size_t)ddp->opts.reshard_after_forward, n = (size_t)ddp->plan.n_buckets;
+    size_t k = (size_t)ddp->opts.reshard_after_forward, n = (size_t)ddp->plan.n_held;
     parts->at = lsi_calloc(LSI_MEM_OTHER, k, sizeof *parts->at);
     parts->is_kept = lsi_calloc(LSI_MEM_OTHER, n, sizeof *parts->is_kept);
     if (!parts->at || !parts->is_kept) return LS_ERR_MEMORY;
-    int64_t bytes = part_offset(ddp, ddp->plan.n_buckets);
+    int64_t bytes = part_offset(ddp, ddp->plan.n_held);
     LSI_TRY(ls_group_alloc_shared(ddp->group, (size_t)bytes, block));
     parts->at[ls_group_rank(parts->group)] = *block;
     parts->bytes = bytes;
@@ -109,7 +111,8 @@ ls_status lsi_ddp_make_parts(ls_ddp *ddp) {
 
 void lsi_ddp_free_parts(ls_ddp *ddp) {
     lsi_unit_parts *parts = &ddp->units.parts;
-    if (parts->bytes > 0) lsi_ddp_free_shared(ddp, parts->at[ls_group_rank(parts->group)]);
+    void *block = parts->at ? parts->at[ls_group_rank(parts->group)] : NULL;
+    if (block) lsi_ddp_free_shared(ddp, block);
     lsi_mem_note(LSI_MEM_GATHERED, -parts->bytes);
     ls_group_destroy(parts->group);
     lsi_free(parts->at);

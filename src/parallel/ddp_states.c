@@ -6,6 +6,9 @@
  *
  *     first  second  master | first  second  master | …      (slice_elems of each)
  *
+ * Frozen parameters that the ddp holds have masters and no moments. They are behind all others: in
+ * the file as slices of masters alone.
+ *
  * Who works on states visits them slice by slice (lsi_ddp_visit_states): the next slice is being
  * read meanwhile, the one before is being written. What is in memory is one slice.
  *
@@ -33,7 +36,7 @@ static int64_t smaller(int64_t a, int64_t b) {
 
 static bool has_narrow(const ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++)
-        if (lsi_ddp_is_narrow(ddp, i) && !lsi_ddp_is_frozen(ddp, i)) return true;
+        if (lsi_ddp_is_narrow(ddp, i) && lsi_ddp_is_held(ddp, i)) return true;
     return false;
 }
 
@@ -43,10 +46,11 @@ bool lsi_ddp_has_masters(const ls_ddp *ddp) {
 
 /* ---- plan ---- */
 
+/* Of what is trained, or filled with float32. */
 static ls_status check_types(const ls_ddp *ddp, const char *who) {
     for (int i = 0; i < ddp->n_params; i++)
-        if (!lsi_ddp_is_frozen(ddp, i) && ddp->params[i].dtype != LS_DTYPE_F32 &&
-            !lsi_ddp_is_narrow(ddp, i))
+        if ((!lsi_ddp_is_frozen(ddp, i) || (ddp->opts.fill && lsi_ddp_is_held(ddp, i))) &&
+            ddp->params[i].dtype != LS_DTYPE_F32 && !lsi_ddp_is_narrow(ddp, i))
             return lsi_fail(LS_ERR_UNSUPPORTED,
                             "%s: parameter %s has dtype %s, expected F32 or BF16", who,
                             ddp->params[i].name, ls_dtype_name(ddp->params[i].dtype));
@@ -64,15 +68,19 @@ ls_status lsi_ddp_plan_states(ls_ddp *ddp) {
 
 /* ---- slices ---- */
 
-/* Of the elements that the rank owns; in the file they begin at `begin * n_arrays`. */
+/* Of the elements that the rank owns. */
 typedef struct slice {
     int64_t begin, count;
+    bool is_frozen; /* it has masters alone */
 } slice;
 
 static slice slice_at(const lsi_states *s, int64_t state) {
-    int64_t length = s->spill ? s->slice_elems : s->plan.n_states;
-    int64_t begin = state / length * length;
-    return (slice){begin, smaller(length, s->plan.n_states - begin)};
+    bool is_frozen = state >= s->plan.n_states;
+    int64_t first = is_frozen ? s->plan.n_states : 0;
+    int64_t end = is_frozen ? s->plan.n_masters : s->plan.n_states;
+    int64_t length = s->spill ? s->slice_elems : end - first;
+    int64_t begin = first + (state - first) / length * length;
+    return (slice){begin, smaller(length, end - begin), is_frozen};
 }
 
 static float *at(float *array, int64_t index) {
@@ -81,15 +89,22 @@ static float *at(float *array, int64_t index) {
 
 /* Array `which` of a slice in the file: bytes before it. */
 static int64_t array_offset(const lsi_states *s, slice in, int which) {
+    int64_t n_states = s->plan.n_states;
+    if (in.is_frozen) return (n_states * s->n_arrays + (in.begin - n_states)) * FLOAT_BYTES;
     return (in.begin * s->n_arrays + which * in.count) * FLOAT_BYTES;
 }
 
+static int64_t file_bytes(const lsi_states *s) {
+    int64_t n_frozen = s->n_arrays > 2 ? s->plan.n_masters - s->plan.n_states : 0;
+    return (s->plan.n_states * s->n_arrays + n_frozen) * FLOAT_BYTES;
+}
+
 static lsi_state_view view(const lsi_states *s, slice in, int64_t state) {
-    if (!s->spill)
-        return (lsi_state_view){at(s->first, state), at(s->second, state), at(s->masters, state)};
-    float *array[3] = {NULL};
-    for (int k = 0; k < s->n_arrays; k++) array[k] = lsi_spill_at(s->spill, array_offset(s, in, k));
-    int64_t i = state - in.begin;
+    float *array[3] = {s->first, s->second, s->masters};
+    int64_t i = s->spill ? state - in.begin : state;
+    for (int k = 0; k < s->n_arrays && s->spill; k++)
+        array[k] = lsi_spill_at(s->spill, array_offset(s, in, k));
+    if (in.is_frozen) return (lsi_state_view){.master = at(array[2], i)};
     return (lsi_state_view){at(array[0], i), at(array[1], i), at(array[2], i)};
 }
 
@@ -99,12 +114,17 @@ typedef struct extent {
 } extent;
 
 static extent extent_of(const lsi_states *s, slice in, bool masters_only) {
-    int first = masters_only ? 2 : 0;
+    int first = masters_only || in.is_frozen ? 2 : 0;
     return (extent){array_offset(s, in, first), (s->n_arrays - first) * in.count * FLOAT_BYTES};
 }
 
+/* Elements to visit. */
+static int64_t n_visited(const lsi_states *s, bool masters_only) {
+    return masters_only ? s->plan.n_masters : s->plan.n_states;
+}
+
 static void will_need(const lsi_states *s, int64_t state, bool masters_only) {
-    if (!s->spill || state >= s->plan.n_states) return;
+    if (!s->spill || state >= n_visited(s, masters_only)) return;
     extent e = extent_of(s, slice_at(s, state), masters_only);
     lsi_spill_will_need(s->spill, e.offset, e.bytes);
 }
@@ -134,7 +154,7 @@ static lsi_piece overlap(const lsi_piece *piece, slice in) {
 static ls_status visit_slice(ls_ddp *ddp, slice in, int *next, lsi_state_visitor visit,
                              void *context) {
     const lsi_states *s = &ddp->states;
-    for (; *next < s->plan.n_pieces; ++*next) {
+    for (; *next < s->plan.n_held_pieces; ++*next) {
         const lsi_piece *piece = &s->plan.pieces[*next];
         lsi_piece part = overlap(piece, in);
         if (part.count <= 0) break;
@@ -150,7 +170,7 @@ ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor
     const lsi_states *s = &ddp->states;
     int next = 0;
     will_need(s, 0, masters_only);
-    for (int64_t state = 0; state < s->plan.n_states;) {
+    for (int64_t state = 0; state < n_visited(s, masters_only);) {
         slice in = slice_at(s, state);
         extent e = extent_of(s, in, masters_only);
         state += in.count;
@@ -204,7 +224,7 @@ static ls_status make_masters(ls_ddp *ddp) {
     bool uses_given = !lsi_ddp_is_sharded(ddp) && ddp->opts.masters;
     if (s->masters || uses_given || !has_narrow(ddp)) return LS_OK;
     if (!s->spill) {
-        s->masters = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)s->plan.n_states, sizeof *s->masters);
+        s->masters = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)s->plan.n_masters, sizeof *s->masters);
         LSI_TRY(lsi_check_alloc(s->masters));
     }
     return lsi_ddp_visit_states(ddp, true, write_master, NULL);
@@ -226,8 +246,7 @@ static ls_status open_file(ls_ddp *ddp) {
     if (ddp->opts.offload < LS_OFFLOAD_OPTIMIZER) return LS_OK;
     s->n_arrays = has_narrow(ddp) ? 3 : 2;
     s->slice_elems = slice_elems_now;
-    return lsi_context(lsi_spill_create(ddp->opts.offload_dir,
-                                        s->plan.n_states * s->n_arrays * FLOAT_BYTES, &s->spill),
+    return lsi_context(lsi_spill_create(ddp->opts.offload_dir, file_bytes(s), &s->spill),
                        "ddp: offload of optimizer states");
 }
 
@@ -276,6 +295,7 @@ void lsi_ddp_free_states(ls_ddp *ddp) {
 }
 
 int64_t ls_ddp_state_bytes(const ls_ddp *ddp) {
-    int64_t n_copies = 2 + lsi_ddp_has_masters(ddp);
-    return n_copies * FLOAT_BYTES * ddp->states.plan.n_states;
+    const lsi_shard_plan *plan = &ddp->states.plan;
+    int64_t n_masters = lsi_ddp_has_masters(ddp) ? plan->n_masters : 0;
+    return FLOAT_BYTES * (2 * plan->n_states + n_masters);
 }

@@ -47,7 +47,7 @@ static void clear_step(ls_ddp *ddp, int64_t n_micro, double scale) {
     ddp->first_nonfinite = -1;
     ddp->skip_reason[0] = 0;
     ddp->n_ordered = 0;
-    for (int b = 0; b < ddp->plan.n_buckets && ddp->units.gathered; b++)
+    for (int b = 0; b < ddp->plan.n_held && ddp->units.gathered; b++)
         ddp->units.gathered[b].n_gathers = 0;
     for (int i = 0; i < ddp->n_params; i++)
         ddp->at[i].is_ready = ddp->at[i].is_used = ddp->at[i].is_missed = false;
@@ -138,6 +138,20 @@ static ls_status find_last(const ls_ddp *ddp, bool *is_last) {
     return LS_OK;
 }
 
+/* From zero2 on nobody ever has the sum of several micro-batches of a rank. */
+static ls_status check_sum(const ls_ddp *ddp, bool is_last) {
+    if (!lsi_ddp_shards_gradients(ddp) || is_last) return LS_OK;
+    const char *who = ddp->opts.hook               ? ddp->opts.hook->name
+                      : lsi_ddp_scales_before(ddp) ? "LS_AVERAGE_MEANS"
+                                                   : NULL;
+    if (!who) return LS_OK;
+    return lsi_fail(LS_ERR_UNSUPPORTED,
+                    "ls_ddp_begin_backward: %s %s needs the sum of the step's micro-batches, but "
+                    "LS_STRATEGY_ZERO2 and 3 exchange each of them; take one micro-batch a step, "
+                    "or LS_STRATEGY_ZERO1",
+                    ddp->opts.hook ? "hook" : "average", who);
+}
+
 static void set_ready(ls_ddp *ddp, int index) {
     ddp->at[index].is_ready = true;
     lsi_bucket_state *on = &ddp->on[ddp->plan.bucket_of[index]];
@@ -160,7 +174,7 @@ static ls_status set_unused(ls_ddp *ddp, int index) {
 }
 
 static ls_status post_ready(ls_ddp *ddp) {
-    if (!lsi_ddp_exchanges(ddp) || ddp->opts.no_overlap) return LS_OK;
+    if (!lsi_ddp_posts_early(ddp)) return LS_OK;
     return fail_step(ddp, lsi_ddp_post_ready(ddp, false));
 }
 
@@ -185,6 +199,7 @@ ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
     bool is_last = false;
     LSI_TRY(expect_state(ddp, BETWEEN, "ls_ddp_begin_backward"));
     LSI_TRY(find_last(ddp, &is_last));
+    LSI_TRY(check_sum(ddp, is_last));
     bool by_weight =
         ddp->opts.average == LS_AVERAGE_WEIGHTS || ddp->opts.average == LS_AVERAGE_MEANS;
     if (by_weight && ddp->given_scale == 0 && !ddp->has_weight)

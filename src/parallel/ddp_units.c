@@ -1,8 +1,9 @@
 /* Private ZeRO-3 (FSDP): a rank keeps its slice of every bucket of parameters, and has a unit's
  * buckets whole while the unit computes.
  *
- *     before_forward(u), before_backward(u)   ask for u and the next units, wait for u
- *     after_forward(u), after_backward(u)     give up what the next unit of the pass does not use;
+ *     before_forward(u), before_backward(u)   ask for what this pass of u and of the next units
+ *                                             reads, wait for that of u
+ *     after_forward(u), after_backward(u)     give up what the next unit of the pass does not read;
  *                                             in backward, post the gradients that are complete
  *
  * What is given up after forward may leave a part with each rank, see ddp_parts.c.
@@ -136,12 +137,13 @@ static bool fits(const ls_ddp *ddp, int index) {
 }
 
 /* Stops at the first bucket for which there is no room, so that none is overtaken. */
-static ls_status ask_ahead(ls_ddp *ddp, int unit, int direction) {
+static ls_status ask_ahead(ls_ddp *ddp, int unit, lsi_pass pass) {
     int n_ahead = ddp->opts.prefetch == 0 ? 1 : ddp->opts.prefetch;
+    int direction = pass == LSI_FORWARD ? 1 : -1;
     if (n_ahead > ddp->units.plan.n_units) n_ahead = ddp->units.plan.n_units;
     for (int k = 1; k <= n_ahead; k++)
-        for (int b = 0; b < ddp->plan.n_buckets; b++) {
-            if (!lsi_unit_uses(&ddp->units.plan, unit + k * direction, b)) continue;
+        for (int b = 0; b < ddp->plan.n_held; b++) {
+            if (!lsi_unit_reads(&ddp->units.plan, unit + k * direction, b, pass)) continue;
             if (ddp->units.gathered[b].buffer) continue;
             if (!fits(ddp, b)) return LS_OK;
             LSI_TRY(ask_for(ddp, b));
@@ -149,23 +151,35 @@ static ls_status ask_ahead(ls_ddp *ddp, int unit, int direction) {
     return LS_OK;
 }
 
-static ls_status gather_unit(ls_ddp *ddp, int unit, int direction) {
-    for (int b = 0; b < ddp->plan.n_buckets; b++)
-        if (lsi_unit_uses(&ddp->units.plan, unit, b)) LSI_TRY(ask_for(ddp, b));
-    LSI_TRY(ask_ahead(ddp, unit, direction));
-    for (int b = 0; b < ddp->plan.n_buckets; b++)
-        if (lsi_unit_uses(&ddp->units.plan, unit, b)) LSI_TRY(await(ddp, b));
+static ls_status gather_unit(ls_ddp *ddp, int unit, lsi_pass pass) {
+    const lsi_unit_plan *plan = &ddp->units.plan;
+    for (int b = 0; b < ddp->plan.n_held; b++)
+        if (lsi_unit_reads(plan, unit, b, pass)) LSI_TRY(ask_for(ddp, b));
+    LSI_TRY(ask_ahead(ddp, unit, pass));
+    for (int b = 0; b < ddp->plan.n_held; b++)
+        if (lsi_unit_reads(plan, unit, b, pass)) LSI_TRY(await(ddp, b));
     return LS_OK;
 }
 
-/* What the next unit of the pass does not use. */
-static void give_up_unit(ls_ddp *ddp, int unit, int next, bool keeps_parts) {
+/* Parts are of use where backward reads the bucket. */
+static void give_up_behind_forward(ls_ddp *ddp, int unit) {
     const lsi_unit_plan *plan = &ddp->units.plan;
-    for (int b = 0; b < ddp->plan.n_buckets; b++) {
-        if (!lsi_unit_uses(plan, unit, b) || lsi_unit_uses(plan, next, b)) continue;
-        if (keeps_parts) lsi_ddp_keep_part(ddp, b);
+    bool turns = ddp->state != IDLE, keeps_parts = turns && ddp->units.parts.group;
+    const lsi_reshard how = {ddp->opts.reshard_after_forward == LS_RESHARD_NO, turns};
+    for (int b = 0; b < ddp->plan.n_held; b++) {
+        if (!lsi_unit_reads(plan, unit, b, LSI_FORWARD)) continue;
+        if (lsi_unit_plan_keeps(plan, unit, b, how)) continue;
+        if (keeps_parts && lsi_unit_plan_reads_again(plan, b)) lsi_ddp_keep_part(ddp, b);
         lsi_ddp_give_up_bucket(ddp, b);
     }
+}
+
+static void give_up_behind_backward(ls_ddp *ddp, int unit) {
+    const lsi_unit_plan *plan = &ddp->units.plan;
+    for (int b = 0; b < ddp->plan.n_held; b++)
+        if (lsi_unit_reads(plan, unit, b, LSI_BACKWARD) &&
+            !lsi_unit_reads(plan, unit - 1, b, LSI_BACKWARD))
+            lsi_ddp_give_up_bucket(ddp, b);
 }
 
 /* ---- events ---- */
@@ -181,10 +195,10 @@ static ls_status check_unit(const ls_ddp *ddp, int unit, bool is_backward, const
 }
 
 /* What a unit computes with must be there, not only asked for ahead. */
-static ls_status check_there(const ls_ddp *ddp, int unit, const char *call) {
-    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+static ls_status check_there(const ls_ddp *ddp, int unit, lsi_pass pass, const char *call) {
+    for (int b = 0; b < ddp->plan.n_held; b++) {
         const lsi_gathered *g = &ddp->units.gathered[b];
-        if (lsi_unit_uses(&ddp->units.plan, unit, b) && (!g->buffer || g->work))
+        if (lsi_unit_reads(&ddp->units.plan, unit, b, pass) && (!g->buffer || g->work))
             return lsi_fail(LS_ERR_STATE, "%s: unit %d was not gathered; call it in pairs", call,
                             unit);
     }
@@ -199,30 +213,28 @@ static ls_status fail_pass(ls_ddp *ddp, ls_status status) {
 ls_status ls_ddp_before_forward(ls_ddp *ddp, int unit) {
     if (!lsi_ddp_gathers(ddp)) return fail_pass(ddp, lsi_ddp_await_unit(ddp, unit));
     LSI_TRY(check_unit(ddp, unit, false, "ls_ddp_before_forward"));
-    return fail_pass(ddp, gather_unit(ddp, unit, 1));
+    return fail_pass(ddp, gather_unit(ddp, unit, LSI_FORWARD));
 }
 
 ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit) {
     if (!lsi_ddp_gathers(ddp)) return LS_OK;
     LSI_TRY(check_unit(ddp, unit, false, "ls_ddp_after_forward"));
-    LSI_TRY(check_there(ddp, unit, "ls_ddp_after_forward"));
-    bool is_turn = unit == ddp->units.plan.n_units - 1 && ddp->state != IDLE;
-    if (ddp->opts.reshard_after_forward == 1 || is_turn) return LS_OK;
-    give_up_unit(ddp, unit, unit + 1, ddp->units.parts.group && ddp->state != IDLE);
+    LSI_TRY(check_there(ddp, unit, LSI_FORWARD, "ls_ddp_after_forward"));
+    give_up_behind_forward(ddp, unit);
     return LS_OK;
 }
 
 ls_status ls_ddp_before_backward(ls_ddp *ddp, int unit) {
     if (!lsi_ddp_gathers(ddp)) return LS_OK;
     LSI_TRY(check_unit(ddp, unit, true, "ls_ddp_before_backward"));
-    return fail_pass(ddp, gather_unit(ddp, unit, -1));
+    return fail_pass(ddp, gather_unit(ddp, unit, LSI_BACKWARD));
 }
 
 ls_status ls_ddp_after_backward(ls_ddp *ddp, int unit) {
     if (!lsi_ddp_gathers(ddp)) return LS_OK;
     LSI_TRY(check_unit(ddp, unit, true, "ls_ddp_after_backward"));
-    LSI_TRY(check_there(ddp, unit, "ls_ddp_after_backward"));
-    give_up_unit(ddp, unit, unit - 1, false);
+    LSI_TRY(check_there(ddp, unit, LSI_BACKWARD, "ls_ddp_after_backward"));
+    give_up_behind_backward(ddp, unit);
     return fail_pass(ddp, lsi_ddp_post_unit(ddp, unit));
 }
 
@@ -240,7 +252,7 @@ static int64_t lay_out_slices(ls_ddp *ddp) {
     enum { LINE_BYTES = 64 };
     const lsi_shard_plan *plan = &ddp->states.plan;
     int64_t bytes[LSI_MAX_RANKS] = {0};
-    for (int b = 0; b < ddp->plan.n_buckets; b++)
+    for (int b = 0; b < ddp->plan.n_held; b++)
         for (int r = 0; r < plan->n_ranks; r++) {
             int64_t slice_bytes = lsi_shard_counts(plan, b)[r] * lsi_ddp_value_size(ddp, b);
             ddp->units.slice_at[(int64_t)b * plan->n_ranks + r] = bytes[r];
@@ -280,16 +292,16 @@ static ls_status take_shard(ls_ddp *ddp) {
 
 ls_status lsi_ddp_shard_values(ls_ddp *ddp) {
     lsi_units *u = &ddp->units;
-    size_t n = (size_t)ddp->plan.n_buckets, n_ranks = (size_t)ddp->states.plan.n_ranks;
+    size_t n = (size_t)ddp->plan.n_held, n_ranks = (size_t)ddp->states.plan.n_ranks;
     u->slice_at = lsi_calloc(LSI_MEM_OTHER, n * n_ranks, sizeof *u->slice_at);
     u->gathered = lsi_calloc(LSI_MEM_OTHER, n, sizeof *u->gathered);
     u->shard_of = lsi_calloc(LSI_MEM_OTHER, n_ranks, sizeof *u->shard_of);
     if (!u->slice_at || !u->gathered || !u->shard_of) return LS_ERR_MEMORY;
     LSI_TRY(lsi_ddp_make_parts(ddp));
     LSI_TRY(take_shard(ddp));
-    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, ddp->plan.n_buckets, &u->pool));
+    LSI_TRY(lsi_pool_create(ddp->group, LSI_MEM_GATHERED, 1, ddp->plan.n_held, &u->pool));
     LSI_TRY(lsi_ddp_fill_pieces(ddp));
-    for (int b = 0; b < ddp->plan.n_buckets; b++) point_params(ddp, b, NULL);
+    for (int b = 0; b < ddp->plan.n_held; b++) point_params(ddp, b, NULL);
     LSI_TRY(lsi_ddp_renew_units(ddp));
     ddp->values.is_there = true;
     return LS_OK;
@@ -304,11 +316,14 @@ static ls_status drop(ls_ddp *ddp, int index) {
     return LS_OK;
 }
 
+/* What is frozen and persists is there for good. */
 ls_status lsi_ddp_renew_units(ls_ddp *ddp) {
-    if (ddp->units.spill)
-        LSI_TRY(lsi_context(lsi_spill_is_done(ddp->units.spill, 0, ddp->units.shard_bytes, true),
+    const lsi_units *u = &ddp->units;
+    if (u->spill)
+        LSI_TRY(lsi_context(lsi_spill_is_done(u->spill, 0, u->shard_bytes, true),
                             "ddp: offloaded parameters"));
-    for (int b = 0; b < ddp->plan.n_buckets; b++) {
+    for (int b = 0; b < ddp->plan.n_held; b++) {
+        if (persists(ddp, b) && b >= ddp->plan.n_buckets && u->gathered[b].buffer) continue;
         LSI_TRY(drop(ddp, b));
         if (persists(ddp, b)) LSI_TRY(lsi_ddp_gather_bucket(ddp, b));
     }

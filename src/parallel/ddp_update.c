@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "parallel/ddp_impl.h"
+#include "parallel/memory.h"
 
 /* ---- update ---- */
 
@@ -66,7 +67,7 @@ static void widen(const ls_param *param, float *values) {
 static const lsi_piece *find_piece(const ls_ddp *ddp, int index) {
     static const lsi_piece none = {0};
     const lsi_shard_plan *plan = &ddp->states.plan;
-    for (int k = 0; k < plan->n_pieces; k++)
+    for (int k = 0; k < plan->n_held_pieces; k++)
         if (plan->pieces[k].param == index) return &plan->pieces[k];
     return &none;
 }
@@ -100,11 +101,10 @@ static ls_status copy_own_master(const ls_ddp *ddp, int index, float *values) {
 
 static ls_status get_values(ls_ddp *ddp, int index, float *values) {
     const ls_param *param = &ddp->params[index];
-    bool is_cut = lsi_ddp_is_sharded(ddp) && !lsi_ddp_is_frozen(ddp, index);
     bool is_whole = param->data || param->count == 0;
     const float *source =
         lsi_ddp_is_narrow(ddp, index) ? lsi_ddp_given_master(ddp, index) : param->data;
-    if (is_cut && (lsi_ddp_is_narrow(ddp, index) || !is_whole))
+    if (lsi_ddp_has_values(ddp, index) && (lsi_ddp_is_narrow(ddp, index) || !is_whole))
         return gather_values(ddp, index, values);
     if (lsi_ddp_is_narrow(ddp, index) && !source) return copy_own_master(ddp, index, values);
     if (param->count > 0) memcpy(values, source, (size_t)param->count * sizeof *values);

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "comm/transport/control.h"
 #include "parallel/ddp_impl.h"
+#include "parallel/memory.h"
 
 struct lsi_values_head {
     _Alignas(64) _Atomic int32_t n_users;
@@ -80,7 +81,7 @@ static size_t value_bytes(const ls_ddp *ddp, int index) {
 static void move(ls_ddp *ddp, bool copy) {
     for (int i = 0; i < ddp->n_params; i++) {
         ls_param *param = &ddp->params[i];
-        if (lsi_ddp_is_frozen(ddp, i)) continue;
+        if (!lsi_ddp_is_held(ddp, i)) continue;
         if (copy && param->count > 0) memcpy(value_at(ddp, i), param->data, value_bytes(ddp, i));
         param->data = value_at(ddp, i);
     }
@@ -151,7 +152,7 @@ static ls_status fill_piece(ls_ddp *ddp, const lsi_piece *piece) {
 }
 
 ls_status lsi_ddp_fill_pieces(ls_ddp *ddp) {
-    for (int k = 0; k < ddp->states.plan.n_pieces; k++) {
+    for (int k = 0; k < ddp->states.plan.n_held_pieces; k++) {
         const lsi_piece *piece = &ddp->states.plan.pieces[k];
         LSI_TRY(lsi_context(fill_piece(ddp, piece), "ddp: values of parameter %s",
                             ddp->params[piece->param].name));
@@ -208,7 +209,7 @@ void lsi_ddp_return_values(ls_ddp *ddp) {
     lsi_values *v = &ddp->values;
     bool are_lost = v->is_kept || lsi_ddp_gathers(ddp);
     for (int i = 0; i < ddp->n_params && v->given; i++) {
-        if (lsi_ddp_is_frozen(ddp, i)) continue;
+        if (!lsi_ddp_is_held(ddp, i)) continue;
         if (v->given[i] && v->is_there && !are_lost)
             memcpy(v->given[i], value_at(ddp, i), value_bytes(ddp, i));
         ddp->params[i].data = v->is_there && are_lost ? NULL : v->given[i];
@@ -224,6 +225,10 @@ void ls_ddp_keep_values(ls_ddp *ddp) {
     ddp->values.is_kept = true;
 }
 
+bool lsi_ddp_has_values(const ls_ddp *ddp, int index) {
+    return lsi_ddp_is_sharded(ddp) && lsi_ddp_is_held(ddp, index);
+}
+
 /* ---- after an update ----
  *
  * Private copies are gathered bucket by bucket, last bucket first: the first unit's parameters. A
@@ -231,7 +236,7 @@ void ls_ddp_keep_values(ls_ddp *ddp) {
  * others wait at once. */
 
 ls_status lsi_ddp_of_bucket(const ls_ddp *ddp, int index, ls_status status) {
-    return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_buckets);
+    return lsi_context(status, "ddp: parameters of bucket %d of %d", index, ddp->plan.n_held);
 }
 
 static ls_status post_gather(ls_ddp *ddp, int index) {

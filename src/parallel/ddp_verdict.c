@@ -131,7 +131,8 @@ static void add(text *t, const char *word) {
     t->used += (size_t)n < room ? (size_t)n : room;
 }
 
-static void add_ranks(text *t, const bool *has, int n_ranks) {
+static void add_ranks(text *t, const bool *has, const ls_group *group) {
+    int n_ranks = ls_group_world_size(group);
     const char *before = "";
     int n = 0;
     for (int r = 0; r < n_ranks; r++) n += has[r];
@@ -139,7 +140,7 @@ static void add_ranks(text *t, const bool *has, int n_ranks) {
     for (int r = 0; r < n_ranks && n < n_ranks; r++) {
         char number[16];
         if (!has[r]) continue;
-        snprintf(number, sizeof number, "%s%d", before, r);
+        snprintf(number, sizeof number, "%s%d", before, lsi_world_rank(group, r));
         add(t, number);
         before = ", ";
     }
@@ -155,7 +156,7 @@ static void list_params(const ls_ddp *ddp, text *t) {
         if (!any) continue;
         add(t, t->n++ ? ", " : " ");
         add(t, ddp->params[i].name);
-        add_ranks(t, has, n_ranks);
+        add_ranks(t, has, ddp->group);
     }
 }
 
@@ -224,7 +225,7 @@ static ls_status judge_unused(ls_ddp *ddp) {
 static ls_status say_nonfinite(ls_ddp *ddp, int rank, int param) {
     char who[64];
     if (rank >= 0)
-        snprintf(who, sizeof who, "rank %d", rank);
+        snprintf(who, sizeof who, "rank %d", lsi_world_rank(ddp->group, rank));
     else if (ddp->opts.hook)
         snprintf(who, sizeof who, "result of hook %.40s", ddp->opts.hook->name);
     else
@@ -255,10 +256,11 @@ static ls_status judge_scale(const ls_ddp *ddp) {
         memcpy(&other, words_of(ddp, r) + SCALE_AT, sizeof other);
         if (memcmp(&first, &other, sizeof first) != 0)
             return lsi_fail(LS_ERR_MISMATCH,
-                            "step %lld: the factor of summed gradients is %g on rank 0 and %g on "
+                            "step %lld: the factor of summed gradients is %g on rank %d and %g on "
                             "rank %d; give all ranks the same one, as many micro-batches, or "
                             "LS_AVERAGE_WEIGHTS",
-                            (long long)ddp->n_steps + 1, first, other, r);
+                            (long long)ddp->n_steps + 1, first, lsi_world_rank(ddp->group, 0),
+                            other, lsi_world_rank(ddp->group, r));
     }
     return LS_OK;
 }

@@ -80,8 +80,10 @@ typedef struct states {
 
 static states of_all_elements(const lsi_memory_input *in) {
     int64_t n_elems = in->wide_elems + in->narrow_elems;
-    int64_t n_masters = in->has_masters ? in->narrow_elems : 0;
-    return (states){.params = WIDE_BYTES * in->wide_elems + NARROW_BYTES * in->narrow_elems,
+    int64_t n_wide = in->wide_elems + in->frozen_wide_elems;
+    int64_t n_narrow = in->narrow_elems + in->frozen_narrow_elems;
+    int64_t n_masters = in->has_masters ? n_narrow : 0;
+    return (states){.params = WIDE_BYTES * n_wide + NARROW_BYTES * n_narrow,
                     .grads = (in->grad_bytes ? in->grad_bytes : GRAD_BYTES) * n_elems,
                     .optimizer = MOMENTS_BYTES * n_elems + MASTER_BYTES * n_masters};
 }

@@ -27,8 +27,10 @@ typedef struct lsi_memory_input {
     bool has_masters;                /* of these */
     int grad_bytes;                  /* of an element's gradient; 0: 4 */
     /* Parameters that are not trained are whole on every rank: their values, and float32 values
-     * that are kept beside bfloat16 ones. */
+     * that are kept beside bfloat16 ones. But of private ZeRO-3 those that units use: these are
+     * sharded, with masters if the others have some. */
     int64_t frozen_bytes, frozen_master_bytes;
+    int64_t frozen_wide_elems, frozen_narrow_elems;
     /* Of a rank in a step. Reproducible sums of several are kept in a stack. */
     bool is_reproducible;
     int64_t n_micro_batches;
@@ -42,6 +44,8 @@ typedef struct lsi_memory_input {
     int reshard_after_forward; /* as ls_ddp_opts has it */
 } lsi_memory_input;
 
+/* Whether the parameter's values are in memory of the ddp, and no longer the caller's. Local. */
+bool lsi_ddp_has_values(const ls_ddp *ddp, int index);
 /* Of the rank that has most. */
 void lsi_memory_formula(const lsi_memory_input *in, lsi_mem_estimate *out);
 

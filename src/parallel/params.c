@@ -84,10 +84,7 @@ ls_status lsi_check_params(const char *what, const ls_param *params, int n_param
     if (n_params < 0 || (n_params > 0 && !params))
         return lsi_fail(LS_ERR_ARGUMENT, "ddp: %d %ss%s, expected a list of 0 or more", n_params,
                         what, params ? "" : " at NULL");
-    for (int i = 0; i < n_params; i++) {
-        bool is_frozen = params[i].flags & LS_PARAM_FROZEN;
-        LSI_TRY(check_one(what, &params[i], i, are_filled && !is_frozen));
-    }
+    for (int i = 0; i < n_params; i++) LSI_TRY(check_one(what, &params[i], i, are_filled));
     const ls_param **list = lsi_calloc(LSI_MEM_OTHER, (size_t)n_params, sizeof *list);
     LSI_TRY(lsi_check_alloc(list));
     for (int i = 0; i < n_params; i++) list[i] = &params[i];

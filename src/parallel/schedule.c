@@ -142,38 +142,51 @@ static bool fits(const walk *w, int bucket) {
     return limit_bytes == 0 || (double)(w->here_bytes + bytes) <= limit_bytes;
 }
 
-static void gather_ahead(walk *w, int unit, int direction) {
+static void gather_ahead(walk *w, int unit, lsi_pass pass) {
     int n_ahead = w->in->opts->prefetch == 0 ? 1 : w->in->opts->prefetch;
+    int direction = pass == LSI_FORWARD ? 1 : -1;
     for (int k = 1; k <= n_ahead; k++)
-        for (int b = 0; b < w->in->buckets->n_buckets; b++) {
-            if (!lsi_unit_uses(w->in->units, unit + k * direction, b) || w->is_here[b]) continue;
+        for (int b = 0; b < w->in->buckets->n_held; b++) {
+            if (!lsi_unit_reads(w->in->units, unit + k * direction, b, pass)) continue;
+            if (w->is_here[b]) continue;
             if (!fits(w, b)) return;
             gather(w, b, LSI_FOR_UNITS);
         }
 }
 
-static void gather_unit(walk *w, int unit, int direction) {
-    for (int b = 0; b < w->in->buckets->n_buckets; b++)
-        if (lsi_unit_uses(w->in->units, unit, b)) gather(w, b, LSI_FOR_UNITS);
-    gather_ahead(w, unit, direction);
+static void gather_unit(walk *w, int unit, lsi_pass pass) {
+    for (int b = 0; b < w->in->buckets->n_held; b++)
+        if (lsi_unit_reads(w->in->units, unit, b, pass)) gather(w, b, LSI_FOR_UNITS);
+    gather_ahead(w, unit, pass);
 }
 
-static void give_up_unit(walk *w, int unit, int next, bool keeps_parts) {
+static void give_up_behind_forward(walk *w, int unit) {
     const lsi_unit_plan *units = w->in->units;
-    for (int b = 0; b < w->in->buckets->n_buckets; b++) {
-        if (!lsi_unit_uses(units, unit, b) || lsi_unit_uses(units, next, b)) continue;
-        w->has_part[b] = keeps_parts;
+    const lsi_reshard how = {w->in->opts->reshard_after_forward == LS_RESHARD_NO, true};
+    bool keeps_parts = w->out->group_ranks[LSI_IN_PART_GROUP] > 0;
+    for (int b = 0; b < w->in->buckets->n_held; b++) {
+        if (!lsi_unit_reads(units, unit, b, LSI_FORWARD)) continue;
+        if (lsi_unit_plan_keeps(units, unit, b, how)) continue;
+        w->has_part[b] = keeps_parts && lsi_unit_plan_reads_again(units, b);
+        set_here(w, b, false);
+    }
+}
+
+static void give_up_behind_backward(walk *w, int unit) {
+    const lsi_unit_plan *units = w->in->units;
+    for (int b = 0; b < w->in->buckets->n_held; b++) {
+        if (!lsi_unit_reads(units, unit, b, LSI_BACKWARD)) continue;
+        if (lsi_unit_reads(units, unit - 1, b, LSI_BACKWARD)) continue;
+        w->has_part[b] = false;
         set_here(w, b, false);
     }
 }
 
 static void forward(walk *w) {
     int n_units = gathers(w->in) ? w->in->units->n_units : 0;
-    bool keeps_parts = w->out->group_ranks[LSI_IN_PART_GROUP] > 0;
     for (int u = 0; u < n_units; u++) {
-        gather_unit(w, u, 1);
-        if (u < n_units - 1 && w->in->opts->reshard_after_forward != 1)
-            give_up_unit(w, u, u + 1, keeps_parts);
+        gather_unit(w, u, LSI_FORWARD);
+        give_up_behind_forward(w, u);
     }
 }
 
@@ -216,8 +229,8 @@ static void backward(walk *w, bool is_last) {
     w->n_posted = 0;
     for (int u = gathers(w->in) ? w->in->units->n_units - 1 : 0; u >= 0; u--) {
         if (gathers(w->in)) {
-            gather_unit(w, u, -1);
-            give_up_unit(w, u, u - 1, false);
+            gather_unit(w, u, LSI_BACKWARD);
+            give_up_behind_backward(w, u);
         }
         if (is_last || shards_gradients(w->in)) reduce_buckets(w, u, is_last);
     }
@@ -265,6 +278,7 @@ static void find_norm(walk *w) {
               -1);
 }
 
+/* Frozen ones stay as they are. */
 static void gather_persistent(walk *w) {
     for (int b = 0; b < w->in->buckets->n_buckets; b++) {
         if (w->in->units->first[b] != LSI_PERSISTENT) continue;
@@ -300,7 +314,7 @@ static void go_through_step(walk *w) {
 }
 
 ls_status lsi_schedule_step(const lsi_schedule_input *in, lsi_schedule *schedule) {
-    size_t n = (size_t)in->buckets->n_buckets;
+    size_t n = (size_t)in->buckets->n_held;
     *schedule = (lsi_schedule){.calls = NULL};
     if (in->opts->hook)
         return lsi_fail(LS_ERR_UNSUPPORTED, "schedule: hook %s makes calls of its own",
@@ -310,7 +324,7 @@ ls_status lsi_schedule_step(const lsi_schedule_input *in, lsi_schedule *schedule
     w.is_here = lsi_calloc(LSI_MEM_OTHER, n, sizeof *w.is_here);
     w.has_part = lsi_calloc(LSI_MEM_OTHER, n, sizeof *w.has_part);
     if (!w.is_here || !w.has_part) w.status = LS_ERR_MEMORY;
-    for (int b = 0; b < in->buckets->n_buckets && gathers(in) && w.status == LS_OK; b++)
+    for (int b = 0; b < in->buckets->n_held && gathers(in) && w.status == LS_OK; b++)
         if (in->units->first[b] == LSI_PERSISTENT) set_here(&w, b, true);
     if (w.status == LS_OK) go_through_step(&w);
     lsi_free(w.is_here);

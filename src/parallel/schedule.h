@@ -22,15 +22,18 @@
  *     ddp                2 f g P
  *     zero1              f g P + f p P               shared replicas: f g P
  *     zero2              m f g P + f p P             m micro-batches; shared, also zero3: m f g P
- *     zero3, private     m (f g P + 2 f p P - f p L)     L: what the last unit uses, which is kept
- *                                                    from forward to backward
+ *     zero3, private     m (f g P + 2 f p P - f p L)     L: what backward of the last unit reads,
+ *                                                    which is kept, and what none reads;
+ *                                                    frozen parameters count for p alone
  *     with shard groups  f of the group, s ranks; 2 f g P / s more, f of the replicas, in float32
  *
  * Several reproducible micro-batches are exchanged by all-to-all, which sends as much.
  * Of private zero3, units that are not resharded after forward are gathered once, those resharded
- * to k ranks the second time with f of k, those that persist once an update. A parameter that
- * several units use counts in 2 f p P as often as there are units of these which do not follow
- * each other: a tied embedding, used by the first and the last one, twice. */
+ * to k ranks the second time with f of k, those that persist once an update, or never where they
+ * are frozen. A parameter that
+ * several units use counts in forward, and in backward, as often as there are units that read it
+ * and do not follow each other: a tied embedding, used by the first and the last one, twice in
+ * forward, and in backward once, which is in L, as the first one does not read it there. */
 #ifndef LSI_PARALLEL_SCHEDULE_H
 #define LSI_PARALLEL_SCHEDULE_H
 

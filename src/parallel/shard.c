@@ -47,9 +47,9 @@ static void take_piece(lsi_shard_plan *plan, const walk *k, int param, int64_t c
     int64_t first = plan->rank * k->length - k->done, last = first + k->length;
     int64_t begin = first > 0 ? first : 0, end = smaller(last, count);
     if (begin >= end) return;
-    plan->pieces[plan->n_pieces++] =
-        (lsi_piece){.param = param, .begin = begin, .count = end - begin, .state = plan->n_states};
-    plan->n_states += end - begin;
+    plan->pieces[plan->n_held_pieces++] =
+        (lsi_piece){.param = param, .begin = begin, .count = end - begin, .state = plan->n_masters};
+    plan->n_masters += end - begin;
 }
 
 static void cut_bucket(lsi_shard_plan *plan, const lsi_bucket_plan *buckets, const ls_param *params,
@@ -73,9 +73,14 @@ static void cut_bucket(lsi_shard_plan *plan, const lsi_bucket_plan *buckets, con
 
 ls_status lsi_shard_plan_create(const lsi_bucket_plan *buckets, const ls_param *params, int n_ranks,
                                 int rank, lsi_shard_plan *plan) {
-    *plan = (lsi_shard_plan){.n_ranks = n_ranks, .rank = rank, .n_buckets = buckets->n_buckets};
+    *plan = (lsi_shard_plan){.n_ranks = n_ranks, .rank = rank, .n_buckets = buckets->n_held};
     LSI_TRY(allocate(plan, (size_t)buckets->n_placed));
-    for (int b = 0; b < buckets->n_buckets; b++) cut_bucket(plan, buckets, params, b);
+    for (int b = 0; b < buckets->n_held; b++) {
+        cut_bucket(plan, buckets, params, b);
+        if (b >= buckets->n_buckets) continue;
+        plan->n_pieces = plan->n_held_pieces;
+        plan->n_states = plan->n_masters;
+    }
     return LS_OK;
 }
 

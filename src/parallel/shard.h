@@ -23,11 +23,14 @@ typedef struct lsi_piece {
 } lsi_piece;
 
 typedef struct lsi_shard_plan {
-    int n_ranks, rank, n_buckets, n_pieces;
+    int n_ranks, rank, n_buckets; /* n_buckets: of values, lsi_bucket_plan.n_held */
     int64_t *cut;      /* n_buckets * (n_ranks + 1): where slices begin, elements of the bucket */
     int64_t *counts;   /* n_buckets * n_ranks: their lengths, padding included */
     lsi_piece *pieces; /* of this rank, bucket by bucket */
-    int64_t n_states;  /* elements that this rank owns */
+    int n_pieces;      /* of parameters that are trained */
+    int n_held_pieces; /* with those of frozen ones, behind them */
+    int64_t n_states;  /* elements that this rank owns and trains, */
+    int64_t n_masters; /* … and with the frozen ones, which have masters and no other states */
 } lsi_shard_plan;
 
 LS_CHECKED ls_status lsi_shard_plan_create(const lsi_bucket_plan *buckets, const ls_param *params,

@@ -84,7 +84,8 @@ static ls_status allocate_contents(lsi_shard_norm *norm) {
 static void number_blocks(lsi_shard_norm *norm, const lsi_bucket_plan *buckets) {
     for (int i = 0; i < norm->n_params; i++) {
         norm->first_block[i] = norm->n_blocks;
-        if (buckets->bucket_of[i] >= 0) norm->n_blocks += lsi_norm_n_blocks(norm->params[i].count);
+        if (lsi_bucket_trains(buckets, i))
+            norm->n_blocks += lsi_norm_n_blocks(norm->params[i].count);
     }
 }
 

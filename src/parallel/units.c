@@ -18,16 +18,24 @@ static int first_unit(const lsi_unit_plan *plan, int param) {
 
 /* ---- what the caller says ---- */
 
-static ls_status count_units(const ls_unit_use *uses, int n_uses, int n_params, int *n_units) {
+static ls_status check_use(const ls_unit_use *use, int k, int n_params) {
     enum { MOST = 1 << 20 };
+    if (use->param < 0 || use->param >= n_params)
+        return lsi_fail(LS_ERR_ARGUMENT, "use %d: parameter %d, expected 0 to %d", k, use->param,
+                        n_params - 1);
+    if (use->unit < 0 || use->unit >= MOST)
+        return lsi_fail(LS_ERR_ARGUMENT, "use %d: unit %d, expected 0 to %d", k, use->unit,
+                        MOST - 1);
+    if (use->flags & ~LS_USE_FORWARD_ONLY)
+        return lsi_fail(LS_ERR_ARGUMENT, "use %d: flags %d, expected 0 or LS_USE_FORWARD_ONLY (%d)",
+                        k, use->flags, LS_USE_FORWARD_ONLY);
+    return LS_OK;
+}
+
+static ls_status count_units(const ls_unit_use *uses, int n_uses, int n_params, int *n_units) {
     *n_units = 1;
     for (int k = 0; k < n_uses && uses; k++) {
-        if (uses[k].param < 0 || uses[k].param >= n_params)
-            return lsi_fail(LS_ERR_ARGUMENT, "use %d: parameter %d, expected 0 to %d", k,
-                            uses[k].param, n_params - 1);
-        if (uses[k].unit < 0 || uses[k].unit >= MOST)
-            return lsi_fail(LS_ERR_ARGUMENT, "use %d: unit %d, expected 0 to %d", k, uses[k].unit,
-                            MOST - 1);
+        LSI_TRY(check_use(&uses[k], k, n_params));
         if (uses[k].unit >= *n_units) *n_units = uses[k].unit + 1;
     }
     return LS_OK;
@@ -42,9 +50,21 @@ static ls_status check_used(const lsi_unit_plan *plan, const ls_param *params) {
     return LS_OK;
 }
 
-static void note_uses(lsi_unit_plan *plan, const ls_unit_use *uses, int n_uses) {
-    for (int k = 0; k < n_uses && uses; k++) uses_of(plan, uses[k].param)[uses[k].unit] = 1;
-    for (int i = 0; i < plan->n_params && !uses; i++) uses_of(plan, i)[0] = 1;
+/* A pair that is said twice is read by all that either says. */
+static void note_uses(lsi_unit_plan *plan, const ls_param *params, const ls_unit_use *uses,
+                      int n_uses) {
+    enum { BOTH = LSI_FORWARD | LSI_BACKWARD };
+    for (int k = 0; k < n_uses && uses; k++)
+        uses_of(plan, uses[k].param)[uses[k].unit] |=
+            uses[k].flags & LS_USE_FORWARD_ONLY ? LSI_FORWARD : BOTH;
+    for (int i = 0; i < plan->n_params && !uses; i++)
+        if (!(params[i].flags & LS_PARAM_FROZEN)) uses_of(plan, i)[0] = BOTH;
+}
+
+/* Before some persist: what no unit uses is frozen, and none of ours. */
+static void leave_unused(lsi_unit_plan *plan) {
+    for (int i = 0; i < plan->n_params; i++)
+        if (first_unit(plan, i) == LSI_PERSISTENT) plan->group[i] = -1;
 }
 
 static void let_persist(lsi_unit_plan *plan, const ls_param *params, int64_t below) {
@@ -80,7 +100,7 @@ static ls_status sort(lsi_unit_plan *plan) {
     for (int k = 0, group = 0; k < plan->n_params; k++) {
         group += k > 0 && compare_uses(&places[k - 1], &places[k]) != 0;
         plan->order[k] = places[k].param;
-        plan->group[places[k].param] = group;
+        if (plan->group[places[k].param] >= 0) plan->group[places[k].param] = group;
     }
     lsi_free(places);
     return LS_OK;
@@ -99,8 +119,9 @@ static ls_status allocate(lsi_unit_plan *plan) {
 static ls_status fill(lsi_unit_plan *plan, const ls_param *params, const ls_unit_use *uses,
                       int n_uses, int64_t persist_below) {
     LSI_TRY(allocate(plan));
-    note_uses(plan, uses, n_uses);
+    note_uses(plan, params, uses, n_uses);
     LSI_TRY(check_used(plan, params));
+    leave_unused(plan);
     let_persist(plan, params, persist_below);
     return sort(plan);
 }
@@ -115,8 +136,8 @@ ls_status lsi_unit_plan_create(const ls_param *params, int n_params, const ls_un
 }
 
 ls_status lsi_unit_plan_use_buckets(lsi_unit_plan *plan, const lsi_bucket_plan *buckets) {
-    size_t n = (size_t)buckets->n_buckets;
-    plan->n_buckets = buckets->n_buckets;
+    size_t n = (size_t)buckets->n_held;
+    plan->n_buckets = buckets->n_held;
     plan->param = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->param);
     plan->first = lsi_calloc(LSI_MEM_OTHER, n, sizeof *plan->first);
     if (!plan->param || !plan->first) return LS_ERR_MEMORY;
@@ -134,4 +155,28 @@ void lsi_unit_plan_fini(lsi_unit_plan *plan) {
     lsi_free(plan->param);
     lsi_free(plan->first);
     *plan = (lsi_unit_plan){.uses = NULL};
+}
+
+/* ---- what it says ---- */
+
+bool lsi_unit_uses_param(const lsi_unit_plan *plan, int unit, int param) {
+    return unit >= 0 && unit < plan->n_units && uses_of(plan, param)[unit] != 0;
+}
+
+bool lsi_unit_reads(const lsi_unit_plan *plan, int unit, int bucket, lsi_pass pass) {
+    if (unit < 0 || unit >= plan->n_units) return false;
+    return uses_of(plan, plan->param[bucket])[unit] & pass;
+}
+
+bool lsi_unit_plan_reads_again(const lsi_unit_plan *plan, int bucket) {
+    for (int u = 0; u < plan->n_units; u++)
+        if (lsi_unit_reads(plan, u, bucket, LSI_BACKWARD)) return true;
+    return false;
+}
+
+bool lsi_unit_plan_keeps(const lsi_unit_plan *plan, int unit, int bucket, lsi_reshard how) {
+    if (lsi_unit_reads(plan, unit + 1, bucket, LSI_FORWARD)) return true;
+    if (how.keeps) return !how.turns || lsi_unit_plan_reads_again(plan, bucket);
+    return how.turns && unit == plan->n_units - 1 &&
+           lsi_unit_reads(plan, unit, bucket, LSI_BACKWARD);
 }

@@ -23,6 +23,9 @@ lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi
  * files, and of an output layer tied to an embedding table. */
 lsi_tensor *lsi_op_linear_transposed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                                      lsi_tensor *bias);
+/* The same at the end of a model: the result is float32 whatever the type of x, rounded to the
+ * tape's type for outputs (lsi_tape_set_output_dtype), as its gradient is before it goes on. */
+lsi_tensor *lsi_op_logits(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias);
 /* (B,T,3C) queries, keys, values side by side -> (B,T,C). Causal, H heads, scale 1/sqrt(C/H),
  * dropout on the probabilities. No (T,T) matrix is kept: backward recomputes it per head. */
 lsi_tensor *lsi_op_attention(lsi_tape *tape, lsi_tensor *qkv, int n_heads, float dropout);
@@ -46,8 +49,9 @@ lsi_tensor *lsi_op_add(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b);
 /* Zero with probability p, else x / (1 - p). p = 0 or not recording: returns x itself. */
 lsi_tensor *lsi_op_dropout(lsi_tape *tape, lsi_tensor *x, float p);
 /* x (…,C), weight (V,C), one target per row -> (1): the loss below of the logits x *
- * transpose(weight), which never exist as a whole. Recording, it computes the gradients in forward
- * (the gradient buffer of weight must be there) and must be the end of the pass. */
+ * transpose(weight), which never exist as a whole, rounded as those of lsi_op_logits. Recording, it
+ * computes the gradients in forward (the gradient buffer of weight must be there) and must be the
+ * end of the pass. */
 lsi_tensor *lsi_op_head_loss(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                              const int32_t *targets);
 /* The larger of x and 0. */

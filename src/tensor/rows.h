@@ -46,6 +46,23 @@ static inline float *lsi_edit(void *data, ls_dtype dtype, int64_t at, int64_t n,
     return lsi_place(data, dtype, at, room);
 }
 
+/* n floats, each to the nearest number that dtype has; they stay floats. */
+static inline void lsi_round(float *row, ls_dtype dtype, int64_t n) {
+    if (dtype == LS_DTYPE_F32) return;
+    for (int64_t i = 0; i < n; i++) row[i] = lsi_bf16_to_f32(lsi_f32_to_bf16(row[i]));
+}
+
+/* n floats become elements of dtype in the first bytes of where they are: narrow follows wide. */
+static inline void lsi_narrow(float *row, ls_dtype dtype, int64_t n) {
+    if (dtype == LS_DTYPE_F32) return;
+    for (int64_t at = 0; at < n; at += LSI_STRETCH) {
+        float part[LSI_STRETCH];
+        int64_t m = n - at < LSI_STRETCH ? n - at : LSI_STRETCH;
+        memcpy(part, row + at, (size_t)m * sizeof *part);
+        lsi_keep(row, dtype, at, m, part);
+    }
+}
+
 /* grad[i] = or += from[i], one rounding. */
 static inline void lsi_add_to_grad(void *grad, ls_dtype dtype, const void *from,
                                    ls_dtype from_dtype, int64_t n, bool first) {

@@ -22,7 +22,7 @@ ls_status lsi_tape_create(lsi_arena *arena, lsi_tape **tape) {
     LSI_TRY(lsi_check_alloc(made));
     made->arena = arena;
     made->record = true;
-    made->dtype = LS_DTYPE_F32;
+    made->dtype = made->output_dtype = LS_DTYPE_F32;
     lsi_tape_seed(made, 0, 0, 0);
     *tape = made;
     return LS_OK;
@@ -70,6 +70,10 @@ void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype) {
     tape->dtype = dtype;
 }
 
+void lsi_tape_set_output_dtype(lsi_tape *tape, ls_dtype dtype) {
+    tape->output_dtype = dtype;
+}
+
 void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units) {
     tape->n_checkpointed = n_units;
 }
@@ -88,14 +92,24 @@ void lsi_tape_profile(lsi_tape *tape, lsi_profile *profile) {
 
 void lsi_tape_begin_span(lsi_tape *tape) {
     tape->op_begin_ns = tape->profile ? lsi_now_ns() : lsi_trace_begin();
+    tape->away_ns = 0;
     if (tape->profile) atomic_store_explicit(&tape->flops, 0, memory_order_relaxed);
+}
+
+int64_t lsi_tape_step_out(const lsi_tape *tape) {
+    return tape->profile ? lsi_now_ns() : 0;
+}
+
+void lsi_tape_step_in(lsi_tape *tape, int64_t out_ns) {
+    if (out_ns != 0) tape->away_ns += lsi_now_ns() - out_ns;
 }
 
 void lsi_tape_end_span(lsi_tape *tape, const char *name, lsi_phase phase) {
     lsi_trace_end(tape->op_begin_ns, LSI_TRACE_COMPUTE, name, -1);
     if (!tape->profile || tape->op_begin_ns == 0) return;
     int64_t flops = atomic_load_explicit(&tape->flops, memory_order_relaxed);
-    lsi_profile_add(tape->profile, name, phase, lsi_now_ns() - tape->op_begin_ns, (double)flops);
+    int64_t own_ns = lsi_now_ns() - tape->op_begin_ns - tape->away_ns;
+    lsi_profile_add(tape->profile, name, phase, own_ns, (double)flops);
 }
 
 static void count_flops(lsi_tape *tape, const lsi_product *p) {
@@ -105,6 +119,10 @@ static void count_flops(lsi_tape *tape, const lsi_product *p) {
 
 bool lsi_tape_is_recording(const lsi_tape *tape) {
     return tape->record;
+}
+
+ls_dtype lsi_tape_output_dtype(const lsi_tape *tape) {
+    return tape->output_dtype;
 }
 
 /* ---- errors ---- */
@@ -375,7 +393,10 @@ void lsi_tape_listen(lsi_tape *tape, ls_event_sink sink) {
 
 ls_status lsi_tape_raise(lsi_tape *tape, ls_event event, int index) {
     if (!tape->sink.on_event) return LS_OK;
-    return lsi_tape_stick(tape, tape->sink.on_event(tape->sink.context, event, index));
+    int64_t out_ns = lsi_tape_step_out(tape);
+    ls_status status = tape->sink.on_event(tape->sink.context, event, index);
+    lsi_tape_step_in(tape, out_ns);
+    return lsi_tape_stick(tape, status);
 }
 
 static ls_status backward_enters_unit(lsi_tape *tape, lsi_node *node) {

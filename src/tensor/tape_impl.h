@@ -18,6 +18,7 @@ struct lsi_tape {
     lsi_product_cache **products; /* prepared matrix products of each worker, over resets */
     int n_products;
     ls_dtype dtype;         /* of activations made from now on */
+    ls_dtype output_dtype;  /* whose numbers logits are */
     int64_t n_checkpointed; /* units 1 to this one forget */
     int64_t unit;           /* parts of this pass begun so far */
     bool forgets;           /* the part at hand is a checkpointed unit */
@@ -43,6 +44,7 @@ struct lsi_tape {
     lsi_rng_stream pass; /* of this seed, step and micro-batch */
     uint32_t n_streams;  /* dropout calls since reset */
     int64_t op_begin_ns; /* for trace and profile; 0: neither is on */
+    int64_t away_ns;     /* of it, where there is a profile: not the op's own */
     lsi_profile *profile;
     _Atomic int64_t flops; /* of products since op_begin_ns */
 };
@@ -66,6 +68,9 @@ void lsi_node_refresh_leaves(const lsi_node *node);
 /* The span of an op or of its backward, for trace and profile. */
 void lsi_tape_begin_span(lsi_tape *tape);
 void lsi_tape_end_span(lsi_tape *tape, const char *name, lsi_phase phase);
+/* Around what may wait for other ranks: profiles have a row of its own for that. */
+int64_t lsi_tape_step_out(const lsi_tape *tape);
+void lsi_tape_step_in(lsi_tape *tape, int64_t out_ns);
 /* Gives an activation's data or gradient back to the arena; leaves are left alone. */
 void lsi_tape_free_data(lsi_tape *tape, lsi_tensor *t);
 void lsi_tape_free_grad(lsi_tape *tape, lsi_tensor *t);

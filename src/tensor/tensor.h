@@ -10,8 +10,9 @@
  *
  * [Note: types] A tape has a type for activations (lsi_tape_set_dtype). Kernels compute in float32
  * whatever the type: they read rows through rows.h, which widens, and store with one rounding to
- * nearest even. Products of bfloat16 matrices accumulate in float32. Losses, statistics of norms
- * and gradients of parameters are float32.
+ * nearest even. Products of bfloat16 matrices accumulate in float32. Logits, losses, statistics of
+ * norms and gradients of parameters are float32; logits can be rounded before the loss sees them
+ * (lsi_tape_set_output_dtype).
  *
  * An op computes at once and, if the tape records, leaves a node with what its backward needs.
  * lsi_tape_backward visits the nodes in reverse. When a node is done, the memory of its outputs
@@ -114,6 +115,10 @@ void lsi_tape_destroy(lsi_tape *tape);
 void lsi_tape_reset(lsi_tape *tape, bool record);
 /* Type of activations made from now on: LS_DTYPE_F32 (at first) or LS_DTYPE_BF16. */
 void lsi_tape_set_dtype(lsi_tape *tape, ls_dtype dtype);
+/* Type of what a model hands to its loss: LS_DTYPE_F32 (at first) or LS_DTYPE_BF16. Logits are made
+ * in float32 whatever the type of activations, and rounded to this one, as is their gradient: the
+ * two ways of a cast. */
+void lsi_tape_set_output_dtype(lsi_tape *tape, ls_dtype dtype);
 /* Units with numbers 1 to n_units keep nothing between forward and backward but what enters and
  * leaves them; backward runs them again. 0: none (at first). */
 void lsi_tape_checkpoint(lsi_tape *tape, int64_t n_units);
@@ -203,6 +208,7 @@ ls_status lsi_tape_multiply(lsi_tape *tape, const lsi_product *product);
 void *lsi_tape_scratch(lsi_tape *tape, size_t bytes);
 void lsi_tape_release(lsi_tape *tape, void *ptr);
 bool lsi_tape_is_recording(const lsi_tape *tape);
+ls_dtype lsi_tape_output_dtype(const lsi_tape *tape);
 /* NULL: there are no other ranks. */
 const lsi_exchange *lsi_tape_get_exchange(const lsi_tape *tape);
 /* Next dropout stream of this forward pass. */

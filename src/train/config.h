@@ -23,7 +23,7 @@ typedef struct lsi_train_config {
     int64_t n_layer, n_head, n_embd, seq_len, vocab_size, n_kv_head, n_inner;
     double dropout, rope_theta;
     bool untied;
-    const char *dtype, *checkpoint_activations;
+    const char *dtype, *output_dtype, *checkpoint_activations;
     /* work */
     int64_t workers, threads, batch_size, micro_batch_size, steps, epochs, seed;
     bool reproducible;
@@ -71,6 +71,7 @@ typedef struct lsi_run_plan {
     double min_lr;
     int schedule, tail;
     ls_dtype dtype;         /* of parameters and activations */
+    ls_dtype output_dtype;  /* to which logits are rounded before the loss */
     int64_t n_checkpointed; /* blocks whose activations are computed again */
     int strategy;           /* LS_STRATEGY_… */
     int replicas;           /* LS_REPLICAS_… */

@@ -7,7 +7,6 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "tensor/rows.h"
 #include "train/eval.h"
 #include "train/worker.h"
 
@@ -20,7 +19,6 @@ typedef struct evaluation {
     int64_t n_samples, n_batches; /* in all */
     int64_t share;                /* batches of a rank; the last rank may have fewer */
     outcome *outcomes;            /* of all ranks' places */
-    float *row;                   /* logits of one image */
 } evaluation;
 
 static int64_t sample_at(const lsi_worker *w, const evaluation *e, int64_t i) {
@@ -40,15 +38,14 @@ static ls_status load(lsi_worker *w, const evaluation *e, int64_t batch) {
 }
 
 /* Loss and hits from the logits (B,classes). */
-static outcome measure(const lsi_worker *w, const evaluation *e, const lsi_tensor *logits) {
+static outcome measure(const lsi_worker *w, const lsi_tensor *logits) {
     int64_t n = lsi_tensor_columns(logits);
     double loss = 0;
     outcome found = {0};
     for (int64_t i = 0; i < w->plan->micro_batch_size; i++) {
         bool is_right;
         if (w->targets[i] < 0) continue;
-        const float *row = lsi_read(logits->data, logits->dtype, i * n, n, e->row);
-        loss += lsi_eval_row(row, n, w->targets[i], &is_right);
+        loss += lsi_eval_row((const float *)logits->data + i * n, n, w->targets[i], &is_right);
         found.n_right += is_right ? 1.0f : 0.0f;
     }
     found.loss = (float)loss;
@@ -66,7 +63,7 @@ static ls_status run(lsi_worker *w, const evaluation *e, int64_t batch, outcome 
     if (all.targets)
         found->loss = *(const float *)result->data;
     else
-        *found = measure(w, e, result);
+        *found = measure(w, result);
     return ls_group_progress(w->group); /* also notices an abort between batches */
 }
 
@@ -96,11 +93,9 @@ static int64_t count_samples(const lsi_worker *w) {
 }
 
 static ls_status take_memory(const lsi_worker *w, evaluation *e) {
-    size_t n_places = (size_t)(e->share * w->n_ranks), n_classes = (size_t)w->plan->model.n_classes;
+    size_t n_places = (size_t)(e->share * w->n_ranks);
     e->outcomes = lsi_calloc(LSI_MEM_OTHER, n_places, sizeof *e->outcomes);
-    LSI_TRY(lsi_check_alloc(e->outcomes));
-    e->row = lsi_calloc(LSI_MEM_OTHER, n_classes, sizeof *e->row);
-    return lsi_check_alloc(e->row);
+    return lsi_check_alloc(e->outcomes);
 }
 
 ls_status lsi_worker_evaluate(lsi_worker *w, double *loss, double *accuracy) {
@@ -110,8 +105,9 @@ ls_status lsi_worker_evaluate(lsi_worker *w, double *loss, double *accuracy) {
     e.n_batches = (e.n_samples + w->plan->micro_batch_size - 1) / w->plan->micro_batch_size;
     e.share = (e.n_batches + w->n_ranks - 1) / w->n_ranks;
     ls_status status = take_memory(w, &e);
+    lsi_tape_profile(w->tape, NULL); /* which is of steps */
     if (status == LS_OK) status = run_all(w, &e, loss, accuracy);
-    lsi_free(e.row);
+    lsi_tape_profile(w->tape, w->profile);
     lsi_free(e.outcomes);
     return lsi_context(status, "validation");
 }

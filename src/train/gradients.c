@@ -1,5 +1,6 @@
 /* A step's averaged gradients: the ddp that a configuration asks for, and the passes it listens to.
  */
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -59,6 +60,14 @@ static ls_status set_up_hook(lsi_worker *w) {
     return ls_hook_create((ls_hook_kind)w->plan->hook, &opts, &w->hook);
 }
 
+/* Backward does nothing in units before the first one with something to train, so it reads nothing
+ * there. */
+static int first_trained_unit(const lsi_worker *w, const lsi_unit_use *uses, int n_uses) {
+    for (int k = 0; k < n_uses; k++)
+        if (!(w->model->params[uses[k].param].flags & LS_PARAM_FROZEN)) return uses[k].unit;
+    return 0;
+}
+
 /* What each unit of the model uses, in the words of the ddp. */
 static ls_status find_uses(lsi_worker *w, ls_unit_use **uses, int *n_uses) {
     lsi_unit_use *list = NULL;
@@ -70,8 +79,12 @@ static ls_status find_uses(lsi_worker *w, ls_unit_use **uses, int *n_uses) {
     ls_status status = lsi_units_merge(w->model, w->config->unit, &list, n_uses);
     if (status == LS_OK) *uses = lsi_calloc(LSI_MEM_OTHER, (size_t)*n_uses, sizeof **uses);
     if (status == LS_OK && !*uses) status = LS_ERR_MEMORY;
-    for (int k = 0; k < *n_uses && status == LS_OK; k++)
-        (*uses)[k] = (ls_unit_use){list[k].unit, list[k].param};
+    int first = first_trained_unit(w, list, *n_uses);
+    for (int k = 0; k < *n_uses && status == LS_OK; k++) {
+        bool is_read_again = !list[k].forward_only && list[k].unit >= first;
+        (*uses)[k] =
+            (ls_unit_use){list[k].unit, list[k].param, is_read_again ? 0 : LS_USE_FORWARD_ONLY};
+    }
     lsi_free(list);
     return status;
 }
@@ -189,7 +202,12 @@ ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step) {
 
 /* ---- buckets ---- */
 
-/* The ddp's times begin with the last micro-batch's forward pass, those shown with its backward. */
+/* The ddp's times begin with the last micro-batch's forward pass, those shown with its backward.
+ * Buckets of frozen parameters, which are gathered but not sent, have none. */
+static double shown_ms(double ms, double forward_ms) {
+    return isnan(ms) ? 0 : ms - forward_ms;
+}
+
 ls_status lsi_worker_print_buckets(lsi_worker *w) {
     int n = ls_ddp_n_buckets(w->ddp);
     double forward_ms = (double)w->times.last_forward_ns / 1e6;
@@ -205,9 +223,9 @@ ls_status lsi_worker_print_buckets(lsi_worker *w) {
                                    .dtype = ls_dtype_name(info.dtype),
                                    .n_params = info.n_params,
                                    .first_param = w->model->params[info.first_param].name,
-                                   .ready_ms = info.ready_ms - forward_ms,
-                                   .posted_ms = info.posted_ms - forward_ms,
-                                   .done_ms = info.done_ms - forward_ms,
+                                   .ready_ms = shown_ms(info.ready_ms, forward_ms),
+                                   .posted_ms = shown_ms(info.posted_ms, forward_ms),
+                                   .done_ms = shown_ms(info.done_ms, forward_ms),
                                    .n_gathers = info.n_gathers};
     }
     lsi_bucket_print(rows, n, (double)w->times.last_backward_ns / 1e6, w->job->out);

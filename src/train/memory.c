@@ -31,7 +31,10 @@ static void count_params(const lsi_worker *w, lsi_memory_input *in) {
     for (int i = 0; i < w->model->n_params; i++) {
         const ls_param *param = &w->model->params[i];
         bool is_narrow = param->dtype == LS_DTYPE_BF16;
-        if (param->flags & LS_PARAM_FROZEN) {
+        bool is_frozen = param->flags & LS_PARAM_FROZEN;
+        if (is_frozen && lsi_ddp_has_values(w->ddp, i)) {
+            *(is_narrow ? &in->frozen_narrow_elems : &in->frozen_wide_elems) += param->count;
+        } else if (is_frozen) {
             in->frozen_bytes += param->count * (int64_t)ls_dtype_bytes(param->dtype);
             in->frozen_master_bytes += is_narrow ? param->count * (int64_t)sizeof(float) : 0;
         } else if (is_narrow) {
@@ -45,29 +48,31 @@ static void count_params(const lsi_worker *w, lsi_memory_input *in) {
 /* Of what comes and goes: how many buffers are in use at a time, at most, and the largest one.
  * Buckets that are open: the one that is being filled, the next one, which is begun before, that of
  * a table that the first unit and the last one use, and those on their way. Of units the same table
- * counts besides what a unit has for itself. */
+ * counts besides what a unit has for itself: a bucket, or two where some of it is frozen. */
 static void count_buffers(const lsi_worker *w, lsi_memory_input *in) {
     enum { N_FILLED = 2, N_TIED = 1, N_IN_FLIGHT = 2 };
     const int n = ls_ddp_n_buckets(w->ddp), n_units = 1 + (int)w->config->prefetch;
     const int64_t value_bytes = (int64_t)ls_dtype_bytes(w->plan->dtype);
-    int n_open = N_FILLED + N_TIED + N_IN_FLIGHT, n_gathered = n_units + N_TIED;
-    in->n_open_buckets = n_open < n ? n_open : n;
-    in->n_gathered = n_gathered < n ? n_gathered : n;
+    int n_open = N_FILLED + N_TIED + N_IN_FLIGHT, n_sent = 0;
     for (int b = 0; b < n; b++) {
         ls_bucket_info info;
         ls_status status = ls_ddp_get_bucket(w->ddp, b, &info);
         (void)status; /* b is in range */
+        n_sent += info.bytes > 0;
         if (info.bytes > in->largest_bucket_bytes) in->largest_bucket_bytes = info.bytes;
         if (info.count * value_bytes > in->largest_gathered_bytes)
             in->largest_gathered_bytes = info.count * value_bytes;
     }
+    int n_gathered = (n_sent < n ? 2 : 1) * n_units + N_TIED;
+    in->n_open_buckets = n_open < n_sent ? n_open : n_sent;
+    in->n_gathered = n_gathered < n ? n_gathered : n;
 }
 
 static int64_t persistent_bytes(const lsi_worker *w) {
     int64_t bytes = 0;
     for (int i = 0; i < w->model->n_params; i++) {
         const ls_param *param = &w->model->params[i];
-        if (!(param->flags & LS_PARAM_FROZEN) && param->count < w->config->persist_below)
+        if (lsi_ddp_has_values(w->ddp, i) && param->count < w->config->persist_below)
             bytes += param->count * (int64_t)ls_dtype_bytes(param->dtype);
     }
     return bytes;

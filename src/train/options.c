@@ -66,6 +66,9 @@ const lsi_opt lsi_train_options[] = {
         "dtype", dtype, "f32", "f32|bf16", MODEL,
         "Type of parameters and activations. bf16: sums, gradients, moments and a master of each "
         "parameter stay float32."),
+    CHOICE("output-dtype", output_dtype, "f32", "f32|bf16", MODEL,
+           "Type in which logits reach the loss, which is computed in float32. bf16: they are "
+           "rounded, and so is their gradient; validation sees the same ones."),
     TEXT("checkpoint-activations", checkpoint_activations, "WHICH", "none", MODEL,
          "Blocks that keep only their input and compute the rest again in backward: none, full, or "
          "the number of blocks from the first one."),
@@ -195,8 +198,7 @@ const lsi_opt lsi_train_options[] = {
         "Progress lines when the output is no terminal (0: about twenty in all)."),
     BOOL("profile", profile, OUTPUT,
          "Prints at the end where rank 0's time went: per op the calls, the time and the rate of "
-         "its "
-         "products. The first step is left out."),
+         "its products. The first step and validation are left out."),
     BOOL("print-buckets", print_buckets, OUTPUT,
          "Prints at the end what was in each bucket of gradients and when it was sent."),
     BOOL("print-memory", print_memory, OUTPUT,

@@ -393,11 +393,16 @@ static ls_status plan_schedule(const lsi_train_config *c, lsi_run_plan *plan) {
     return LS_OK;
 }
 
-/* none, full or a number of blocks. */
+static ls_dtype dtype_of(const char *word) {
+    return strcmp(word, "bf16") == 0 ? LS_DTYPE_BF16 : LS_DTYPE_F32;
+}
+
+/* Of checkpointing: none, full or a number of blocks. */
 static ls_status plan_precision(const lsi_train_config *c, lsi_run_plan *plan) {
     const char *which = c->checkpoint_activations;
     char *end = NULL;
-    plan->dtype = strcmp(c->dtype, "bf16") == 0 ? LS_DTYPE_BF16 : LS_DTYPE_F32;
+    plan->dtype = dtype_of(c->dtype);
+    plan->output_dtype = dtype_of(c->output_dtype);
     if (strcmp(which, "none") == 0) return LS_OK;
     plan->n_checkpointed = INT64_MAX;
     if (strcmp(which, "full") == 0) return LS_OK;

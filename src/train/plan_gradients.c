@@ -1,5 +1,5 @@
-/* The part of the plan that says how gradients are averaged and sent, and what of the model's states
- * is sharded: names become numbers, and what cannot go together is refused. */
+/* The part of the plan that says how gradients are averaged and sent, and what of the model's
+ * states is sharded: names become numbers, and what cannot go together is refused. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -61,6 +61,11 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
     static const char gathering[] =
         "is for --replicas private with --strategy zero3 or hybrid, where units are gathered";
     bool gathers = plan->strategy == LS_STRATEGY_ZERO3 && plan->replicas == LS_REPLICAS_PRIVATE;
+    static const char sums[] = "needs the sum of a worker's micro-batches, but --strategy zero2, "
+                               "zero3 and hybrid exchange "
+                               "each of them; let each worker have one a step "
+                               "(--micro-batch-size), or take --strategy zero1";
+    bool exchanges_each = plan->strategy >= LS_STRATEGY_ZERO2 && plan->n_micro_batches > c->workers;
     bool is_lossy = plan->hook != 0 && plan->hook != LS_HOOK_ALL_REDUCE;
     const struct {
         bool is_wrong;
@@ -77,19 +82,10 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
          "depend"},
         {c->sync_batch_norm && strcmp(plan->model_class->name, "convnet") != 0, "--sync-batch-norm",
          "only --model convnet has batch norm"},
-        {plan->hook != 0 && plan->strategy > LS_STRATEGY_ZERO1, "--comm-hook",
-         "a hook leaves the average of a whole bucket with every worker, which --strategy ddp and "
-         "zero1 have room for"},
         {plan->hook != 0 && strcmp(c->reduce_dtype, "f32") != 0, "--reduce-dtype",
          "with a hook, the hook says what is sent"},
-        {plan->strategy >= LS_STRATEGY_ZERO2 && plan->average == LS_AVERAGE_MEANS,
-         "--grad-average ranks",
-         "--strategy zero2 and zero3 exchange each micro-batch before a worker knows all of its "
-         "own; "
-         "take --grad-average tokens"},
-        {plan->strategy >= LS_STRATEGY_ZERO2 && !c->overlap, "--no-overlap",
-         "all gradients would have memory at once, which --strategy zero2 and zero3 are there to "
-         "avoid; take --strategy zero1"},
+        {exchanges_each && plan->hook != 0, "--comm-hook", sums},
+        {exchanges_each && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks", sums},
         {is_hybrid(c) && plan->shard_size == 0, "--shard-group",
          "--strategy hybrid wants groups of equal size: a number that divides --workers"},
         {!is_hybrid(c) && c->shard_group != 0, "--shard-group", "is for --strategy hybrid"},

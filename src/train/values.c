@@ -4,9 +4,11 @@
  * the ddp asks w->fill for the ranges that are the worker's, and at the end each parameter is put
  * together on all ranks, one after the other, for the hash and then for the files.
  *
- * Strategies move the parameters that are trained. A model with others (--freeze, running
- * statistics) is whole until that is done. */
+ * Strategies move the parameters that are trained, and where units are gathered also those of units
+ * that are not (--freeze). A model with others (running statistics, or --freeze elsewhere) is whole
+ * until that is done. */
 #include "base/mem.h"
+#include "parallel/memory.h"
 #include "train/worker.h"
 
 /* ---- the start ---- */
@@ -30,8 +32,13 @@ static ls_status make_hollow(lsi_worker *w) {
     return LS_OK;
 }
 
+static bool gathers(const lsi_worker *w) {
+    return w->plan->strategy == LS_STRATEGY_ZERO3 && w->plan->replicas == LS_REPLICAS_PRIVATE;
+}
+
+/* Nothing is frozen yet but running statistics. */
 static bool stays_hollow(const lsi_worker *w) {
-    return w->plan->strategy != LS_STRATEGY_DDP && !w->config->freeze &&
+    return w->plan->strategy != LS_STRATEGY_DDP && (!w->config->freeze || gathers(w)) &&
            lsi_model_can_be_hollow(w->model);
 }
 
@@ -76,7 +83,7 @@ static ls_status make_room(lsi_worker *w) {
 }
 
 static bool is_moved(const lsi_worker *w, int i) {
-    return w->plan->strategy != LS_STRATEGY_DDP && !(w->model->params[i].flags & LS_PARAM_FROZEN);
+    return w->plan->strategy != LS_STRATEGY_DDP && lsi_ddp_has_values(w->ddp, i);
 }
 
 ls_status lsi_worker_get_values(void *worker, int i, const float **values) {

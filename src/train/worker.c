@@ -64,12 +64,24 @@ static ls_status set_up_tape(lsi_worker *w) {
     if (w->config->profile && w->rank == 0) LSI_TRY(lsi_profile_create(&w->profile));
     lsi_tape_profile(w->tape, w->profile);
     lsi_tape_set_dtype(w->tape, w->plan->dtype);
+    lsi_tape_set_output_dtype(w->tape, w->plan->output_dtype);
     lsi_tape_checkpoint(w->tape, w->plan->n_checkpointed);
     lsi_tape_listen(w->tape, ls_ddp_sink(w->ddp));
     if (w->config->sync_batch_norm)
         lsi_tape_set_exchange(
             w->tape, (lsi_exchange){.gather = gather, .context = w->group, .n_ranks = w->n_ranks});
     return LS_OK;
+}
+
+/* By what advice on communication goes. */
+static lsi_traffic traffic_of(const lsi_run_plan *plan) {
+    static const lsi_traffic kept[2][2] = {{LSI_TRAFFIC_ZERO3, LSI_TRAFFIC_ZERO3_KEPT},
+                                           {LSI_TRAFFIC_HYBRID, LSI_TRAFFIC_HYBRID_KEPT}};
+    if (plan->strategy == LS_STRATEGY_DDP) return LSI_TRAFFIC_DDP;
+    if (plan->strategy == LS_STRATEGY_ZERO1) return LSI_TRAFFIC_ZERO1;
+    if (plan->strategy == LS_STRATEGY_ZERO2 || plan->replicas == LS_REPLICAS_SHARED)
+        return LSI_TRAFFIC_ZERO2;
+    return kept[plan->shard_size > 0][plan->reshard == LS_RESHARD_NO];
 }
 
 static ls_status set_up_records(lsi_worker *w) {
@@ -79,7 +91,7 @@ static ls_status set_up_records(lsi_worker *w) {
     w->last_val_step = -1;
     if (w->config->trace) LSI_TRY(lsi_trace_start());
     if (w->rank != 0) return LS_OK;
-    LSI_TRY(lsi_monitor_create(w->n_ranks, &w->monitor));
+    LSI_TRY(lsi_monitor_create(w->n_ranks, traffic_of(w->plan), &w->monitor));
     char path[4096];
     snprintf(path, sizeof path, "%s/metrics.jsonl", w->config->out);
     LSI_TRY(lsi_metrics_open(path, &w->metrics));

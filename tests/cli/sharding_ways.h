@@ -82,10 +82,11 @@ static const char *const offloads[] = {
 static const char *const language_models[] = {
     "--model gpt2 --dtype bf16",
     "--model gpt2 --checkpoint-activations full --dropout 0.1",
-    "--model gpt2 --freeze h.0.,wpe",
+    "--model gpt2 --freeze h.0.,wpe --output-dtype bf16",
     "--model gpt2 --freeze wte --dtype bf16",
+    "--model llama --freeze model.embed_tokens.,model.layers.0. --dtype bf16",
     "--model llama --untied --dropout 0.1",
-    "--model llama --n-kv-head 1 --dtype bf16 --checkpoint-activations 1",
+    "--model llama --n-kv-head 1 --dtype bf16 --checkpoint-activations 1 --output-dtype bf16",
 };
 
 #endif

@@ -58,6 +58,7 @@ static void options_that_do_not_go_together_are_refused(void **state) {
 }
 
 #define FSDP "--strategy fsdp --replicas private "
+#define ONE_EACH "--batch-size 2 --micro-batch-size 1 "
 #define GATHERED                                                                                   \
     "is for --replicas private with --strategy zero3 or hybrid, where units are gathered"
 
@@ -66,11 +67,9 @@ static void options_of_other_strategies_are_refused(void **state) {
     static const refused_row rows[] = {
         {"--strategy zero4", "--strategy", false},
         {"--strategy zero1 --replicas none", "--replicas", false},
-        {"--strategy zero2 --comm-hook bf16", "--comm-hook: a hook leaves the average", false},
-        {"--strategy zero2 --grad-average ranks", "--grad-average ranks: --strategy zero2", false},
-        {FSDP "--grad-average ranks", "take --grad-average tokens", false},
-        {"--strategy zero2 --no-overlap", "--no-overlap: all gradients would have memory", false},
-        {FSDP "--no-overlap", "take --strategy zero1", false},
+        {"--strategy zero2 --comm-hook bf16", "--comm-hook: needs the sum of a worker's", false},
+        {"--strategy hybrid --shard-group 1 --comm-hook topk", "exchange each of them", false},
+        {FSDP "--grad-average ranks", "--grad-average ranks: needs the sum", false},
         {"--strategy zero3 --batch-size 6 --reproducible", "3 micro-batches cannot be shared",
          false},
         {"--strategy zero2 --batch-size 6 --reproducible", "or --strategy zero1", false},
@@ -130,6 +129,12 @@ static void options_that_go_together_are_taken(void **state) {
         "--freeze wte,,h.0",
         "--replicas private",
         "--strategy zero1 --comm-hook bf16",
+        "--strategy zero2 --no-overlap",
+        FSDP "--no-overlap --prefetch 0",
+        ONE_EACH "--strategy zero2 --comm-hook int8",
+        ONE_EACH FSDP "--comm-hook powersgd --powersgd-rank 2 --hook-start-step 0",
+        ONE_EACH "--strategy hybrid --shard-group 1 --comm-hook bf16",
+        ONE_EACH "--strategy zero2 --grad-average ranks",
         "--strategy zero2 --offload optimizer --reduce-dtype bf16",
         FSDP "--unit 1 --prefetch 0 --reshard no --offload params --offload-dir /tmp",
         FSDP "--unit h.0,ln_f --prefetch 1000 --reshard 2 --gather-limit-mb 0.01",

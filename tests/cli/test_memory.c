@@ -141,6 +141,10 @@ static void a_parameter_takes_the_bytes_of_the_formula(void **state) {
 
 /* ---- the table of --print-memory ---- */
 
+/* The share of what is printed below that is trained then. */
+#define FREEZE "--freeze wte,wpe,h.0.mlp,h.0.attn.c_attn.bias "
+#define TRAINED (264704.0 / 654848)
+
 /* Bytes a parameter that the formula must show and measured bytes must be, on each rank. */
 static const struct {
     const char *options;
@@ -159,6 +163,15 @@ static const struct {
      12 / 2.0},
     {"--workers 2 --strategy zero3 --replicas private --offload params", 0, 4 / 2.0, 0, 0,
      4 / 2.0 + 8 / 2.0},
+    /* frozen ones are sharded, with masters */
+    {"--workers 2 --strategy zero3 --replicas private " FREEZE, 4 / 2.0, 4 / 2.0 * TRAINED,
+     8 / 2.0 * TRAINED, 0, 0},
+    {"--workers 4 --strategy zero3 --replicas private --dtype bf16 --persist-below 2 " FREEZE,
+     2 / 4.0, 4 / 4.0 * TRAINED, 8 / 4.0 * TRAINED + 4 / 4.0, 0, 0},
+    {"--workers 4 --strategy hybrid --shard-group 2 --replicas private --dtype bf16 " FREEZE,
+     2 / 2.0, 4 / 2.0 * TRAINED, 8 / 2.0 * TRAINED + 4 / 2.0, 0, 0},
+    {"--workers 2 --strategy zero3 --replicas private --offload params --dtype bf16 " FREEZE, 0,
+     4 / 2.0 * TRAINED, 0, 0, 2 / 2.0 + 8 / 2.0 * TRAINED + 4 / 2.0},
 };
 
 /* The table's line that begins with a name, copied without its end; false if there is none. */

@@ -297,6 +297,42 @@ static void monitors_in_results_say_everything(void **state) {
     }
 }
 
+/* On a link where all runs are bound by communication. */
+static void advice_is_for_the_strategy(void **state) {
+    static const struct {
+        const char *options, *helps;
+    } rows[] = {
+        {"--strategy ddp", "--strategy zero1, a --comm-hook;"},
+        {"--strategy zero1", "a larger batch or accumulation computes more"},
+        {"--strategy zero2", "accumulation does not, each micro-batch is exchanged"},
+        {"--strategy zero3", "what sends less: --strategy zero1, --reduce-dtype bf16;"},
+        {"--strategy fsdp --replicas private", "--reshard no, --strategy hybrid, --replicas"},
+        {"--strategy zero3 --replicas private --reshard no", "less: --strategy hybrid, --replicas"},
+        {"--strategy hybrid --shard-group 2 --replicas private", "less: --reshard no, --replicas"},
+        {"--strategy hybrid --shard-group 2 --replicas private --reshard no",
+         "less: --replicas shared;"},
+        {"--strategy hybrid --shard-group 2", "less: --strategy zero1, --reduce-dtype bf16;"},
+    };
+    const program_opts slow = {.environment =
+                                   (const char *const[]){"LOCKSTEP_LINK=latency_us=4000", NULL}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char options[256];
+        program_result result;
+        snprintf(options, sizeof options, "--steps 2 --workers 2 --batch-size 4 %s",
+                 rows[i].options);
+        program_finish(start_training(state, &slow, "advice", options), &result);
+        assert_ended(&result, 0);
+        program_release(&result);
+        json_t *r = result_of(state, "advice");
+        const json_t *monitor = json_object_get(r, "monitor");
+        assert_string_equal(text_in(monitor, "verdict"), "comm_bound");
+        if (!strstr(text_in(monitor, "advice"), rows[i].helps))
+            fail_msg("%s: no '%s' in: %s", rows[i].options, rows[i].helps,
+                     text_in(monitor, "advice"));
+        json_decref(r);
+    }
+}
+
 /* ---- the contract of --json ---- */
 
 static void results_have_what_programs_rely_on(void **state) {
@@ -328,6 +364,7 @@ int main(void) {
         cmocka_unit_test(metrics_have_the_documented_fields),
         cmocka_unit_test(times_add_up_to_the_step),
         cmocka_unit_test(monitors_in_results_say_everything),
+        cmocka_unit_test(advice_is_for_the_strategy),
         cmocka_unit_test(results_have_what_programs_rely_on),
     };
     return cmocka_run_group_tests(tests, make_text, remove_scratch);

@@ -1,6 +1,6 @@
 /* Types and checkpointing of activations from outside: checkpointing changes memory and no bit,
- * also with dropout; bfloat16 learns as float32 does and keeps the promises about bits; fine-tuning
- * starts where a saved model ended. */
+ * also with dropout; bfloat16 learns as float32 does and keeps the promises about bits; logits can
+ * be rounded before the loss sees them; fine-tuning starts where a saved model ended. */
 #include <math.h>
 
 #include "cli/train_program.h"
@@ -60,6 +60,28 @@ static void bfloat16_keeps_the_promise_about_bits(void **state) {
     json_decref(first);
 }
 
+/* Losses of training and validation are those of other logits: close, and seen in both types. */
+static void logits_of_bfloat16_change_every_loss_a_little(void **state) {
+    static const char *const models[] = {"--model gpt2 --dtype f32", "--model gpt2 --dtype bf16",
+                                         "--model llama --dtype f32", "--model llama --dtype bf16"};
+    static const char *const keys[] = {"loss_first", "loss_last", "val_loss"};
+    for (int m = 0; m < 4; m++) {
+        json_t *results[3];
+        static const char *const types[] = {"", "--output-dtype f32", "--output-dtype bf16"};
+        for (int i = 0; i < 3; i++)
+            results[i] = train(state, "out", "%s --steps 20 --lr 1e-2 --val-fraction 0.1 %s",
+                               models[m], types[i]);
+        assert_same_weights(results[0], results[1], "f32 is the default");
+        for (int k = 0; k < 3; k++) {
+            double wide = number_of(results[1], keys[k]), narrow = number_of(results[2], keys[k]);
+            if (narrow == wide || !(fabs(narrow - wide) < 0.01 * wide))
+                fail_msg("%s, %s: %.9g, with logits of bfloat16 %.9g", models[m], keys[k], wide,
+                         narrow);
+        }
+        for (int i = 0; i < 3; i++) json_decref(results[i]);
+    }
+}
+
 static void fine_tuning_starts_where_a_model_ended(void **state) {
     json_t *before = train(state, "before", "--steps 60 --lr 1e-2");
     json_t *after =
@@ -81,6 +103,7 @@ static void models_to_start_from_are_checked(void **state) {
         {"--init %s/nothing", "config.json"},
         {"--checkpoint-activations some", "expected none, full or a number"},
         {"--dtype f16", "--dtype"},
+        {"--output-dtype f16", "--output-dtype: expected one of f32|bf16"},
     };
     json_decref(train(state, "before", "--steps 2"));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -102,6 +125,8 @@ int main(void) {
                                         remove_scratch),
         cmocka_unit_test_setup_teardown(bfloat16_learns_as_float32_does, make_text, remove_scratch),
         cmocka_unit_test_setup_teardown(bfloat16_keeps_the_promise_about_bits, make_text,
+                                        remove_scratch),
+        cmocka_unit_test_setup_teardown(logits_of_bfloat16_change_every_loss_a_little, make_text,
                                         remove_scratch),
         cmocka_unit_test_setup_teardown(fine_tuning_starts_where_a_model_ended, make_text,
                                         remove_scratch),

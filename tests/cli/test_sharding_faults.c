@@ -166,10 +166,7 @@ static void a_stopped_run_has_the_weights_of_its_steps(void **state) {
 
 /* ---- a worker that does not move ---- */
 
-/* Whether a missed deadline in a group of some ranks is told with ranks of the world; else they are
- * those of the group. */
-enum { NAMES_WORLD_RANKS = 0 };
-
+/* By its rank in the world, also in a group of some ranks. */
 static void a_stopped_worker_is_named_when_time_is_up(void **state) {
     for (size_t i = 0; i < COUNT_OF(shardings); i++)
         for (int k = 0; k < 2; k++) {
@@ -181,10 +178,8 @@ static void a_stopped_worker_is_named_when_time_is_up(void **state) {
             program_await_workers(p, s->n_workers, pids);
             program_await_out(p, FIRST_STEP);
             kill(pids[rank], SIGSTOP);
-            bool is_named = NAMES_WORLD_RANKS || !strstr(s->options, "--shard-group");
             snprintf(who, sizeof who, "rank %d did not", rank);
-            assert_fails_soon(p,
-                              (const char *const[]){"waited 1", is_named ? who : "did not", NULL});
+            assert_fails_soon(p, (const char *const[]){"waited 1", who, NULL});
             assert_nothing_offloaded(state);
         }
 }

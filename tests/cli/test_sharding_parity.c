@@ -15,7 +15,7 @@ static void every_strategy_trains_every_language_model_as_ddp_does(void **state)
 }
 
 static void every_strategy_trains_every_image_model_as_ddp_does(void **state) {
-    static const char *const models[] = {"--model mlp --n-embd 8 --dropout 0.1",
+    static const char *const models[] = {"--model mlp --n-embd 8 --dropout 0.1 --output-dtype bf16",
                                          "--model convnet --n-embd 4",
                                          "--model convnet --n-embd 4 --dtype bf16"};
     for (size_t m = 0; m < COUNT_OF(models); m++) {
@@ -60,6 +60,8 @@ static void every_way_of_gathering_has_the_weights_of_ddp(void **state) {
     assert_ways_agree(state, NULL, STEPS EIGHT "--model gpt2 --n-layer 3 --dropout 0.1",
                       gatherings);
     assert_ways_agree(state, NULL, STEPS EIGHT "--model llama --untied --dtype bf16", gatherings);
+    assert_ways_agree(state, NULL, STEPS EIGHT "--model gpt2 --dtype bf16 --freeze wte,wpe,h.0.",
+                      gatherings);
 }
 
 static void units_by_name_have_the_weights_of_ddp(void **state) {
@@ -165,6 +167,8 @@ static void plain_sums_have_the_weights_of_ddp_with_as_many_workers(void **state
 static void offloaded_states_have_the_weights_of_ddp(void **state) {
     assert_ways_agree(state, NULL, STEPS EIGHT "--model gpt2", offloads);
     assert_ways_agree(state, NULL, STEPS EIGHT "--model llama --dtype bf16", offloads);
+    assert_ways_agree(state, NULL, STEPS EIGHT "--model gpt2 --dtype bf16 --freeze wte,h.1.",
+                      offloads);
 }
 
 /* ---- the comparison itself ---- */

@@ -11,6 +11,8 @@ static void reproducible_runs_have_the_same_bits_for_any_number_of_workers(void 
         "--model convnet --steps 8",
         "--model convnet --steps 12 --tail pad --batch-size 42 --dropout 0.2",
         "--model convnet --steps 8 --dtype bf16",
+        "--model convnet --steps 8 --output-dtype bf16",
+        "--model mlp --steps 8 --dtype bf16 --output-dtype bf16",
         "--model convnet --steps 8 --n-layer 2 --checkpoint-activations full",
         "--model mlp --steps 12 --dropout 0.2",
     };
@@ -30,16 +32,41 @@ static void reproducible_runs_have_the_same_bits_for_any_number_of_workers(void 
     }
 }
 
+/* Statistics stay with each worker, other frozen parameters are sharded where units come and go. */
+static void frozen_layers_have_the_same_bits_with_every_strategy(void **state) {
+    static const char *const ways[] = {"--workers 1", "--workers 2 --strategy zero2",
+                                       "--workers 2 --strategy zero3 --replicas private",
+                                       "--workers 4 --strategy hybrid --shard-group 2 "
+                                       "--replicas private --dtype f32"};
+    json_t *first = NULL;
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        json_t *result = train_images(
+            state, "--model convnet --steps 4 --reproducible --freeze conv1,bn1.,layer1 %s",
+            ways[i]);
+        if (!first) first = json_incref(result);
+        assert_same_weights(first, result, ways[i]);
+        assert_true(number_of(first, "val_loss") == number_of(result, "val_loss"));
+        json_decref(result);
+    }
+    json_decref(first);
+}
+
 /* An option that changed nothing would pass the test above. */
 static void every_option_of_the_model_changes_it(void **state) {
     static const char *const options[] = {"--model convnet",
                                           "--model convnet --n-layer 2",
                                           "--model convnet --n-embd 5",
                                           "--model convnet --dropout 0.1",
+                                          "--model convnet --output-dtype bf16",
+                                          "--model convnet --dtype bf16",
+                                          "--model convnet --dtype bf16 --output-dtype bf16",
                                           "--model mlp",
                                           "--model mlp --n-layer 1",
                                           "--model mlp --n-embd 5",
-                                          "--model mlp --dropout 0.1"};
+                                          "--model mlp --dropout 0.1",
+                                          "--model mlp --output-dtype bf16",
+                                          "--model mlp --dtype bf16",
+                                          "--model mlp --dtype bf16 --output-dtype bf16"};
     enum { N = sizeof options / sizeof options[0] };
     char hashes[N][80];
     for (int i = 0; i < N; i++) {
@@ -155,6 +182,7 @@ static void models_and_data_that_do_not_fit_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ROW(reproducible_runs_have_the_same_bits_for_any_number_of_workers),
+        ROW(frozen_layers_have_the_same_bits_with_every_strategy),
         ROW(every_option_of_the_model_changes_it),
         ROW(models_learn_and_are_saved),
         ROW(models_have_their_usual_sizes),

@@ -72,14 +72,14 @@ static ls_status check_bytes(ls_group *group, const exchange *e, int64_t size) {
     return LS_OK;
 }
 
-/* Each rank takes its part from the others and no more; messages count at both ends. Nothing is
+/* Each rank takes its part from the others and no more, or sends theirs in messages. Nothing is
  * staged where inputs are shared, wherever outputs are. */
 static ls_status check_way(ls_group *group, const exchange *e, int64_t size, int64_t moved) {
     int64_t own = e->row->counts[group->rank] * size;
     int64_t all = begin_of(e->row, group->n_ranks) * size;
     const char *algorithm = lsi_group_last_algorithm(group);
     int64_t expected = (group->n_ranks - 1) * own;
-    if (strcmp(algorithm, "pairwise") == 0) expected += all - own;
+    if (strcmp(algorithm, "pairwise") == 0) expected = all - own;
     CHECK_EXCHANGE(moved == expected, moved, expected);
     bool one_way = all == 0 || group->n_ranks == 1 || strcmp(e->way, "one-shot") == 0;
     if (one_way || (!*e->way && all <= LSI_SLOT_BYTES)) return LS_OK;
@@ -281,7 +281,7 @@ static ls_status bad_calls(ls_group *group, void *context) {
     REFUSE(ls_all_to_all_v(group, odd, memory + 32, counts, d, NULL), "aligned");
     REFUSE(ls_all_to_all_v(group, memory, memory + 32, counts, (ls_dtype)77, NULL), "dtype 77");
     bad[n - 1] = -1;
-    REFUSE(ls_all_to_all_v(group, memory, memory + 32, bad, d, NULL), "count -1 of rank");
+    REFUSE(ls_all_to_all_v(group, memory, memory + 32, bad, d, NULL), ", -1, is outside");
     bad[n - 1] = INT64_MAX;
     REFUSE(ls_all_to_all_v(group, memory, memory + 32, bad, d, NULL), "outside the legal range");
     /* The group is as good as before. */

@@ -314,6 +314,43 @@ static void messages_errors_steps_and_ages_are_shown(void **state) {
     lsi_region_close(region);
 }
 
+/* Members of a group have their numbers in the world, also as roots and peers. */
+static void ranks_of_a_group_are_told_as_those_of_the_world(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        "\n  rank 2 (0 in the group)",
+        "\n  rank 0 (1 in the group)",
+        "\n  call      rank 2    rank 0 ",
+        "A: by rank 2: broadcast (F32, count 5, root 2)\n",
+        "B: by rank 0: broadcast (F32, count 5, root 0)\n",
+        "messages of rank 0\n",
+        "  send (U8, count 0, to rank 2)\n",
+        "  call #1: rank 2 called broadcast (F32, count 5, root 2); "
+        "rank 0 called broadcast (F32, count 5, root 0)\n",
+    };
+    lsi_region *region = make_region(3);
+    lsi_group_control *part = NULL;
+    assert_ok(lsi_region_add_group(region, 2, &part));
+    part->member[0] = 2;
+    part->member[1] = 0;
+    for (int r = 0; r < 2; r++) {
+        lsi_call call = {
+            .kind = LSI_CALL_BROADCAST, .dtype = LS_DTYPE_F32, .count = 5, .root = r, .scale = 1};
+        put_call(&part->ranks[r], 1, call);
+        atomic_store(&part->ranks[r].attached, 1);
+        atomic_store(&part->ranks[r].published, 1);
+    }
+    part->ranks[1].messages[0] =
+        (lsi_call){.number = 1, .kind = LSI_CALL_SEND, .dtype = LS_DTYPE_U8, .root = 0, .scale = 1};
+    atomic_store(&part->ranks[1].n_messages, 1);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) assert_shows(region, texts[i]);
+    put_call(&part->ranks[1], 1, barrier());
+    atomic_store(&part->ranks[1].published, 0);
+    part->ranks[1].records[0].number = 0;
+    assert_shows(region, "rank 0 has not joined; it has made no call\n");
+    lsi_region_close(region);
+}
+
 /* ---- real calls ---- */
 
 static ls_status split_and_call(ls_group *group, void *context) {
@@ -326,9 +363,9 @@ static ls_status split_and_call(ls_group *group, void *context) {
     if (ls_group_rank(group) == 0) {
         const char *text = show_region(lsi_group_region(group), &SHOW_16);
         RANK_CHECK(strstr(text, "\ngroup 0 (world), 3 ranks\n"), "%s", text);
-        RANK_CHECK(strstr(text, ", 2 ranks\n  rank 0 (0 in the world)"), "%s", text);
-        RANK_CHECK(strstr(text, "\n  rank 1 (2 in the world)"), "%s", text);
-        RANK_CHECK(strstr(text, ", 1 rank\n  rank 0 (1 in the world)"), "%s", text);
+        RANK_CHECK(strstr(text, ", 2 ranks\n  rank 0 (0 in the group)"), "%s", text);
+        RANK_CHECK(strstr(text, "\n  rank 2 (1 in the group)"), "%s", text);
+        RANK_CHECK(strstr(text, ", 1 rank\n  rank 1 (0 in the group)"), "%s", text);
         RANK_CHECK(strstr(text, "all-reduce (max, F32, count 1, "), "%s", text);
     }
     LSI_TRY(ls_barrier(group, NULL));
@@ -650,6 +687,7 @@ int main(void) {
         cmocka_unit_test(rows_are_as_many_as_asked_for),
         cmocka_unit_test(a_ring_that_went_round_shows_its_newest_calls),
         cmocka_unit_test(messages_errors_steps_and_ages_are_shown),
+        cmocka_unit_test(ranks_of_a_group_are_told_as_those_of_the_world),
         cmocka_unit_test(every_group_alive_is_shown),
         cmocka_unit_test(a_region_in_use_shows_whole_calls),
         cmocka_unit_test(a_file_shows_what_the_region_showed),

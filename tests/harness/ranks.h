@@ -6,6 +6,8 @@
 #ifndef TESTS_HARNESS_RANKS_H
 #define TESTS_HARNESS_RANKS_H
 
+#include <string.h>
+
 #include "base/message.h"
 #include "comm/group.h"
 #include "comm/region.h"
@@ -37,6 +39,16 @@ extern const int rank_counts[]; /* 1 2 3 4 5 7 8, 0 ends */
             (void)lsi_fail(LS_ERR_STATE, __VA_ARGS__);                                             \
             return lsi_context(LS_ERR_STATE, "%s:%d: %s", __FILE__, __LINE__, #condition);         \
         }                                                                                          \
+    } while (0)
+
+/* In a body: a call that must fail with this status and a message that contains the text. */
+#define RANK_FAILS(call, expected, text)                                                           \
+    do {                                                                                           \
+        ls_status rank_fails_found_ = (call);                                                      \
+        RANK_CHECK(rank_fails_found_ == (expected) && strstr(ls_last_message(), (text)),           \
+                   "expected %s with '%s', found %s with '%.300s'", ls_status_name(expected),      \
+                   (text), ls_status_name(rank_fails_found_),                                      \
+                   rank_fails_found_ == LS_OK ? "" : ls_last_message());                           \
     } while (0)
 
 #endif

@@ -13,10 +13,14 @@ enum { MOST_RANKS = 64 };
 static const int RANKS[] = {1, 2, 3, 4, 5, 7, 8, 64};
 enum { N_SIZES = sizeof RANKS / sizeof *RANKS };
 
-static lsi_monitor *open_monitor(int n_ranks) {
+static lsi_monitor *open_monitor_of(int n_ranks, lsi_traffic traffic) {
     lsi_monitor *monitor;
-    assert_ok(lsi_monitor_create(n_ranks, &monitor));
+    assert_ok(lsi_monitor_create(n_ranks, traffic, &monitor));
     return monitor;
+}
+
+static lsi_monitor *open_monitor(int n_ranks) {
+    return open_monitor_of(n_ranks, LSI_TRAFFIC_DDP);
 }
 
 static void close_monitor(lsi_monitor *monitor) {
@@ -354,8 +358,7 @@ static void notes_of_all_ranks_at_once_fit(void **state) {
 
 /* Steps of 100 ms of two ranks: what computes, what is exposed; late: 0 or 1 is later by late_ms,
  * 2 each in turn. */
-static lsi_monitor *run_of(int n_ranks, double exposed_ms, int late, double late_ms) {
-    lsi_monitor *monitor = open_monitor(n_ranks);
+static void feed_run(lsi_monitor *monitor, double exposed_ms, int late, double late_ms) {
     for (int i = 0; i < 41; i++) {
         int last = late == 2 ? i % 2 : late;
         lsi_rank_times ranks[2];
@@ -366,6 +369,11 @@ static lsi_monitor *run_of(int n_ranks, double exposed_ms, int late, double late
         lsi_step_record record = {.step_ms = 100};
         lsi_monitor_step(monitor, &record, ranks);
     }
+}
+
+static lsi_monitor *run_of(int n_ranks, double exposed_ms, int late, double late_ms) {
+    lsi_monitor *monitor = open_monitor(n_ranks);
+    feed_run(monitor, exposed_ms, late, late_ms);
     return monitor;
 }
 
@@ -387,9 +395,7 @@ static void share_and_its_cause_give_the_advice(void **state) {
          "30.0 % of a step is exposed communication: worth a look (30 to 50 %)"},
         {2, 50, 0, 0, LSI_VERDICT_LOOK, "a larger batch or accumulation"},
         {2, 50.5, 0, 0, LSI_VERDICT_BOUND,
-         "50.5 % of a step is exposed communication: communication-bound (above 50 %); larger "
-         "batch, "
-         "accumulation, sharding or faster links"},
+         "50.5 % of a step is exposed communication: communication-bound (above 50 %); a larger"},
         /* Rank 1 is late by 42: 60 and 18 are exposed, 39 in the mean, 42 of 78 waiting. */
         {2, 60, 1, 42, LSI_VERDICT_SLOW_RANK,
          "39.0 % of a step is exposed communication: mostly waiting for "
@@ -404,13 +410,54 @@ static void share_and_its_cause_give_the_advice(void **state) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         lsi_monitor *monitor =
             run_of(rows[i].n_ranks, rows[i].exposed_ms, rows[i].late, rows[i].late_ms);
-        char text[256];
+        char text[LSI_ADVICE_BYTES];
         assert_ptr_equal(lsi_monitor_advice(monitor, text, sizeof text), text);
         if (!strstr(text, rows[i].text)) fail_msg("row %d: %s", (int)i, text);
         assert_true(strlen(text) < sizeof text - 1);
         assert_int_equal(summary_of(monitor).verdict, rows[i].verdict);
         close_monitor(monitor);
     }
+}
+
+/* Nobody is told to do what is done already, or what would send as much. */
+static void advice_is_for_what_the_run_exchanges(void **state) {
+    (void)state;
+#define STEP_IS_LONGER "a larger batch or accumulation computes more for the same bytes"
+#define MICRO_BATCH_IS_LARGER                                                                      \
+    "larger micro-batches compute more for the same bytes; accumulation does not, each "           \
+    "micro-batch is exchanged"
+    static const struct {
+        lsi_traffic traffic;
+        const char *more, *less;
+    } rows[] = {
+        {LSI_TRAFFIC_DDP, STEP_IS_LONGER, "--strategy zero1, a --comm-hook"},
+        {LSI_TRAFFIC_ZERO1, STEP_IS_LONGER, "--reduce-dtype bf16"},
+        {LSI_TRAFFIC_ZERO2, MICRO_BATCH_IS_LARGER, "--strategy zero1, --reduce-dtype bf16"},
+        {LSI_TRAFFIC_ZERO3, MICRO_BATCH_IS_LARGER,
+         "--reshard no, --strategy hybrid, --replicas shared"},
+        {LSI_TRAFFIC_ZERO3_KEPT, MICRO_BATCH_IS_LARGER, "--strategy hybrid, --replicas shared"},
+        {LSI_TRAFFIC_HYBRID, MICRO_BATCH_IS_LARGER, "--reshard no, --replicas shared"},
+        {LSI_TRAFFIC_HYBRID_KEPT, MICRO_BATCH_IS_LARGER, "--replicas shared"},
+    };
+    assert_int_equal(sizeof rows / sizeof *rows, LSI_N_TRAFFICS);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int is_bound = 0; is_bound < 2; is_bound++) {
+            char text[LSI_ADVICE_BYTES], expected[512];
+            lsi_monitor *monitor = open_monitor_of(2, rows[i].traffic);
+            feed_run(monitor, is_bound ? 100 : 40, 0, 0);
+            if (is_bound)
+                snprintf(expected, sizeof expected,
+                         "100.0 %% of a step is exposed communication: communication-bound (above "
+                         "50 %%); %s; what sends less: %s; or faster links",
+                         rows[i].more, rows[i].less);
+            else
+                snprintf(expected, sizeof expected,
+                         "40.0 %% of a step is exposed communication: worth a look (30 to 50 %%); "
+                         "%s",
+                         rows[i].more);
+            assert_string_equal(lsi_monitor_advice(monitor, text, sizeof text), expected);
+            close_monitor(monitor);
+        }
 }
 
 static void advice_never_overruns(void **state) {
@@ -542,10 +589,10 @@ static void no_monitor_takes_anything(void **state) {
     lsi_monitor_print(NULL, stdout);
     lsi_monitor_destroy(NULL);
     lsi_monitor *monitor = NULL;
-    assert_fails(lsi_monitor_create(0, &monitor), LS_ERR_ARGUMENT, "0 ranks");
+    assert_fails(lsi_monitor_create(0, LSI_TRAFFIC_DDP, &monitor), LS_ERR_ARGUMENT, "0 ranks");
     for (int n = 1; n <= 3; n++) {
         lsi_mem_fail_at(n);
-        assert_fails(lsi_monitor_create(4, &monitor), LS_ERR_MEMORY, "");
+        assert_fails(lsi_monitor_create(4, LSI_TRAFFIC_DDP, &monitor), LS_ERR_MEMORY, "");
         lsi_mem_fail_at(0);
         assert_int_equal(lsi_mem_n_blocks(), 0);
     }
@@ -569,6 +616,7 @@ int main(void) {
         cmocka_unit_test(noise_does_not_hide_a_slow_rank),
         cmocka_unit_test(notes_of_all_ranks_at_once_fit),
         cmocka_unit_test(share_and_its_cause_give_the_advice),
+        cmocka_unit_test(advice_is_for_what_the_run_exchanges),
         cmocka_unit_test(advice_never_overruns),
         cmocka_unit_test(report_is_as_documented),
         cmocka_unit_test(report_says_only_what_there_is),

@@ -89,16 +89,6 @@ static inline int64_t n_calls(ls_group *group) {
     return stats.n_calls;
 }
 
-/* In a body: a call that must fail with this status and a message that contains the text. */
-#define RANK_FAILS(call, expected, text)                                                           \
-    do {                                                                                           \
-        ls_status rank_fails_found_ = (call);                                                      \
-        RANK_CHECK(rank_fails_found_ == (expected) && strstr(ls_last_message(), (text)),           \
-                   "expected %s with '%s', found %s with '%.300s'", ls_status_name(expected),      \
-                   (text), ls_status_name(rank_fails_found_),                                      \
-                   rank_fails_found_ == LS_OK ? "" : ls_last_message());                           \
-    } while (0)
-
 /* A number that ranks in threads and in processes see alike, 0 at first. */
 static inline _Atomic int *shared_number(void) {
     void *at =

@@ -165,6 +165,30 @@ static void different_options_are_named(void **state) {
     run_in_both(5, options_differ, NULL);
 }
 
+/* Ranks of a group made from others have the names that the world knows them by. */
+static ls_status differs_in_a_part(ls_group *group, void *context) {
+    (void)context;
+    static const ls_ddp_opts rows[] = {OPTS(0), OPTS(.keep_buckets = 1)};
+    ls_group *part = NULL;
+    small s;
+    ls_ddp *ddp = NULL;
+    int rank = ls_group_rank(group), n = build_model(&s, PLAIN);
+    LSI_TRY(ls_group_split(group, rank % 2, 0, &part));
+    RANK_FAILS(ls_ddp_create(part, s.params, n, &rows[rank / 2], &ddp), LS_ERR_MISMATCH,
+               rank % 2 ? "rank 1 keep_buckets 0, rank 3 keep_buckets 1"
+                        : "rank 0 keep_buckets 0, rank 2 keep_buckets 1");
+    s.params[0].count += rank / 2;
+    RANK_FAILS(ls_ddp_create(part, s.params, n, &rows[0], &ddp), LS_ERR_MISMATCH,
+               rank % 2 ? "on rank 3" : "on rank 2");
+    ls_group_destroy(part);
+    return LS_OK;
+}
+
+static void ranks_have_the_names_of_the_world(void **state) {
+    (void)state;
+    run_in_both(4, differs_in_a_part, NULL);
+}
+
 /* Yes may be said by any number. */
 static ls_status yes_is_yes(ls_group *group, void *context) {
     ls_ddp_opts opts = {.struct_size = sizeof opts, .reproducible = 1 + ls_group_rank(group)};
@@ -222,12 +246,9 @@ static const struct refused_row {
     {OPTS(.strategy = 4), LS_ERR_ARGUMENT, "strategy is 4, expected 0 to 3"},
     {OPTS(.strategy = -1), LS_ERR_ARGUMENT, "strategy is -1"},
     {OPTS(.replicas = 2), LS_ERR_ARGUMENT, "replicas is 2, expected 0 to 1"},
-    {OPTS(.strategy = LS_STRATEGY_ZERO2, .no_overlap = 1), LS_ERR_UNSUPPORTED, "without overlap"},
-    {OPTS(FSDP, .join = LS_JOIN_LIVE), LS_ERR_UNSUPPORTED, "neither with join"},
-    {OPTS(FSDP, .average = LS_AVERAGE_MEANS), LS_ERR_UNSUPPORTED, "nor with LS_AVERAGE_MEANS"},
-    {OPTS(FSDP, .hook = &other_hook), LS_ERR_UNSUPPORTED, "hook"},
-    {OPTS(.strategy = LS_STRATEGY_ZERO1, .shard_size = 1, .hook = &other_hook), LS_ERR_UNSUPPORTED,
-     "hook"},
+    {OPTS(FSDP, .join = LS_JOIN_LIVE), LS_ERR_UNSUPPORTED, "with join ranks have different num"},
+    {OPTS(FSDP, .reduce_dtype = LS_DTYPE_BF16, .hook = &other_hook), LS_ERR_UNSUPPORTED,
+     "a hook decides itself in which type"},
     {OPTS(.shard_size = 1), LS_ERR_ARGUMENT, "shard_size is for sharded strategies"},
     {OPTS(FSDP, .shard_size = -1), LS_ERR_ARGUMENT, "shard_size must be at least 0"},
     {OPTS(.fill = fill_zeros), LS_ERR_ARGUMENT, "fill is for sharded strategies"},
@@ -468,7 +489,7 @@ static ls_status fill_or_not(ls_group *group, void *context) {
     s.params[1].flags = LS_PARAM_FROZEN;
     ddp = NULL;
     RANK_FAILS(ls_ddp_create(group, s.params, n, &filled, &ddp), LS_ERR_ARGUMENT,
-               "parameter 1 needs a name, a count >= 0 and data");
+               "parameter w needs data: it is frozen, and stays where it is");
     build_model(&s, PLAIN);
     build_model(&buffers, PLAIN);
     buffers.params[0].data = NULL;
@@ -568,6 +589,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(different_models_are_named_with_their_shapes),
         cmocka_unit_test(different_options_are_named),
+        cmocka_unit_test(ranks_have_the_names_of_the_world),
         cmocka_unit_test(any_number_but_zero_is_yes),
         cmocka_unit_test(impossible_parameters_buffers_and_options_are_refused),
         cmocka_unit_test(refusals_of_all_ranks_leave_the_group_usable),

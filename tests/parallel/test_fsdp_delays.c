@@ -29,10 +29,21 @@
 
 enum { N_STEPS = 2, N_UNITS = 4, MAX_ELEMS = 4096 };
 
-/* p0 is used by the first unit and the last, p3 by two that follow each other; p6 is frozen. */
+/* p0 is used by the first unit and the last, as a tied embedding is, p3 by two that follow each
+ * other; p6 is frozen. */
 static const int64_t counts[] = {503, 17, 0, 700, 1, 300, -9, 7, 64, 133};
-static const ls_unit_use uses[] = {{0, 0}, {0, 1}, {1, 2}, {1, 3}, {1, 6}, {2, 3},
-                                   {2, 4}, {2, 5}, {3, 7}, {3, 8}, {3, 9}, {3, 0}};
+static const ls_unit_use uses[] = {{0, 0, LS_USE_FORWARD_ONLY},
+                                   {0, 1},
+                                   {1, 2},
+                                   {1, 3},
+                                   {1, 6},
+                                   {2, 3},
+                                   {2, 4},
+                                   {2, 5},
+                                   {3, 7},
+                                   {3, 8},
+                                   {3, 9},
+                                   {3, 0}};
 enum { N_PARAMS = COUNT_OF(counts), BROKEN = 3 };
 
 typedef struct form {
@@ -119,6 +130,13 @@ static bool uses_param(int unit, int param) {
     return false;
 }
 
+/* Whether backward of the unit, which uses the parameter, reads it. */
+static bool reads_again(int unit, int param) {
+    for (size_t k = 0; k < COUNT_OF(uses); k++)
+        if (uses[k].unit == unit && uses[k].param == param) return uses[k].flags == 0;
+    return false;
+}
+
 /* Where backward meets it last, so that its gradient is complete. */
 static int first_unit(int param) {
     int unit = 0;
@@ -131,11 +149,12 @@ static float value_of(const ls_param *param, int64_t e) {
     return ((const float *)param->data)[e];
 }
 
-static ls_status add_up(const player *p, int unit, float *sum) {
+/* Of what backward reads as well, or of all. */
+static ls_status add_up(const player *p, int unit, bool is_again, float *sum) {
     *sum = 0;
     for (int i = 0; i < N_PARAMS; i++) {
         const ls_param *param = &p->model.params[i];
-        if (!uses_param(unit, i)) continue;
+        if (is_again ? !reads_again(unit, i) : !uses_param(unit, i)) continue;
         RANK_CHECK(param->data || param->count == 0, "unit %d: p%d is not there", unit, i);
         for (int64_t e = 0; e < param->count; e++) *sum += value_of(param, e);
     }
@@ -143,46 +162,54 @@ static ls_status add_up(const player *p, int unit, float *sum) {
 }
 
 /* A sum of what the unit computes with, which must not change meanwhile. */
-static ls_status read_unit(player *p, int unit, float *sum) {
-    float again;
-    LSI_TRY(add_up(p, unit, sum));
+static ls_status read_unit(player *p, int unit, bool is_again, float *sum) {
+    float later;
+    LSI_TRY(add_up(p, unit, is_again, sum));
     hold_up(p);
-    LSI_TRY(add_up(p, unit, &again));
-    RANK_CHECK(memcmp(sum, &again, sizeof again) == 0, "unit %d was %g, and is %g while in use",
-               unit, (double)*sum, (double)again);
+    LSI_TRY(add_up(p, unit, is_again, &later));
+    RANK_CHECK(memcmp(sum, &later, sizeof later) == 0, "unit %d was %g, and is %g while in use",
+               unit, (double)*sum, (double)later);
     return LS_OK;
 }
 
-static ls_status forward(player *p, float sums[N_UNITS]) {
+/* Of a unit in forward. */
+typedef struct sums {
+    float all, again; /* again: of what backward reads as well */
+} sums;
+
+static ls_status forward(player *p, sums seen[N_UNITS]) {
     for (int u = 0; u < N_UNITS; u++) {
         LATE(p, ls_ddp_before_forward(p->ddp, u));
-        LSI_TRY(read_unit(p, u, &sums[u]));
+        LSI_TRY(read_unit(p, u, false, &seen[u].all));
+        LSI_TRY(add_up(p, u, true, &seen[u].again));
         LATE(p, ls_ddp_after_forward(p->ddp, u));
     }
     return LS_OK;
 }
 
 /* Depends on what the unit computed with, and on the micro-batch. */
-static void write_gradient(player *p, int i, float sum, int64_t step, int64_t micro) {
+static void write_gradient(player *p, int i, float sum, bool is_there, int64_t step,
+                           int64_t micro) {
     const ls_param *param = &p->model.params[i];
     float *grad = param->grad;
     toy_write_gradient(&p->model, i, step, micro, ls_ddp_accumulates(p->ddp));
     hold_up(p);
-    for (int64_t e = 0; e < param->count; e++) grad[e] += 0.125f * value_of(param, e) + 1e-4f * sum;
+    for (int64_t e = 0; e < param->count; e++)
+        grad[e] += (is_there ? 0.125f * value_of(param, e) : 0.0f) + 1e-4f * sum;
     bool breaks = p->program->breaks && step == 0 && micro == 1;
     if (breaks && i == BROKEN) grad[param->count / 2] = INFINITY;
 }
 
-static ls_status backward_unit(player *p, int unit, float sum, int64_t step, int64_t micro) {
+static ls_status backward_unit(player *p, int unit, sums seen, int64_t step, int64_t micro) {
     float here;
     LATE(p, ls_ddp_before_backward(p->ddp, unit));
-    LSI_TRY(read_unit(p, unit, &here));
-    RANK_CHECK(memcmp(&here, &sum, sizeof sum) == 0, "unit %d is %g, in forward %g", unit,
-               (double)here, (double)sum);
+    LSI_TRY(read_unit(p, unit, true, &here));
+    RANK_CHECK(memcmp(&here, &seen.again, sizeof here) == 0, "unit %d is %g, in forward %g", unit,
+               (double)here, (double)seen.again);
     for (int i = N_PARAMS - 1; i >= 0; i--) {
         if (counts[i] < 0 || first_unit(i) != unit) continue;
         LATE(p, ls_ddp_grad_needed(p->ddp, i));
-        write_gradient(p, i, sum, step, micro);
+        write_gradient(p, i, seen.all, reads_again(unit, i), step, micro);
         LATE(p, ls_ddp_grad_ready(p->ddp, i));
     }
     LATE(p, ls_ddp_after_backward(p->ddp, unit));
@@ -190,12 +217,12 @@ static ls_status backward_unit(player *p, int unit, float sum, int64_t step, int
 }
 
 static ls_status pass(player *p, int64_t step, int64_t micro) {
-    float sums[N_UNITS];
+    sums seen[N_UNITS];
     if (p->program->average == LS_AVERAGE_WEIGHTS)
         LATE(p, ls_ddp_weigh(p->ddp, (double)(1 + micro % 3)));
     LATE(p, ls_ddp_begin_backward(p->ddp));
-    LSI_TRY(forward(p, sums));
-    for (int u = N_UNITS - 1; u >= 0; u--) LSI_TRY(backward_unit(p, u, sums[u], step, micro));
+    LSI_TRY(forward(p, seen));
+    for (int u = N_UNITS - 1; u >= 0; u--) LSI_TRY(backward_unit(p, u, seen[u], step, micro));
     LATE(p, ls_ddp_end_backward(p->ddp));
     return LS_OK;
 }
@@ -228,7 +255,7 @@ static ls_status update_unless_broken(player *p, int64_t step, double *norm) {
 
 /* With an evaluation before and behind each update, as long as nothing is accumulated. */
 static ls_status train(player *p, const lsi_deal *deal, int rank, double *norm) {
-    float sums[N_UNITS];
+    sums seen[N_UNITS];
     bool evaluates = p->program->accumulation == 1;
     double scale = 1.0 / (double)(p->program->accumulation * deal->n_ranks);
     for (int64_t step = 0; step < N_STEPS; step++) {
@@ -236,9 +263,9 @@ static ls_status train(player *p, const lsi_deal *deal, int rank, double *norm) 
         for (int64_t i = 0; i < deal->count[rank]; i++)
             LSI_TRY(pass(p, step, lsi_deal_number(deal, rank, i)));
         LATE(p, ls_ddp_finish_step(p->ddp));
-        if (evaluates) LSI_TRY(forward(p, sums));
+        if (evaluates) LSI_TRY(forward(p, seen));
         LSI_TRY(update_unless_broken(p, step, norm));
-        if (evaluates) LSI_TRY(forward(p, sums));
+        if (evaluates) LSI_TRY(forward(p, seen));
     }
     LATE(p, ls_ddp_check_weights(p->ddp));
     return LS_OK;

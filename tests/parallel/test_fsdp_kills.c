@@ -15,10 +15,11 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* p0 is used by the first unit and the last. */
+/* p0 is used by the first unit and the last, as a tied embedding is. */
 static const int64_t counts[] = {600, 17, 300, 700, 5};
 static const int64_t large_counts[] = {100003, 17, 200000, 150000, 50000};
-static const ls_unit_use uses[] = {{0, 0}, {0, 1}, {1, 2}, {2, 3}, {2, 4}, {2, 0}};
+static const ls_unit_use uses[] = {
+    {0, 0, LS_USE_FORWARD_ONLY}, {0, 1}, {1, 2}, {2, 3}, {2, 4}, {2, 0}};
 enum { N_PARAMS = COUNT_OF(counts), N_UNITS = 3, MOST_COUNT = 200000, N_STEPS = 4 };
 
 /* Where backward meets a parameter last. */

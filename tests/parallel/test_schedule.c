@@ -47,15 +47,37 @@ static const ls_unit_use even_uses[] = {{0, 0}, {0, 1}, {1, 2}, {1, 3},
 /* p0 twice. */
 static const ls_unit_use tied_uses[] = {{0, 0}, {0, 1}, {1, 2}, {1, 3}, {2, 4},
                                         {2, 5}, {3, 6}, {3, 7}, {3, 0}};
+/* The same where the first unit looks up rows of its tables. */
+enum { LOOK_UP = LS_USE_FORWARD_ONLY };
+static const ls_unit_use lookup_uses[] = {{0, 0, LOOK_UP}, {0, 1, LOOK_UP}, {1, 2}, {1, 3}, {2, 4},
+                                          {2, 5},          {3, 6},          {3, 7}, {3, 0}};
+/* The odd ones where units look up what the next one, the one before or another one reads again,
+ * and the last one something that none does. */
+static const ls_unit_use odd_lookups[] = {{0, 0, LOOK_UP}, {0, 1},          {1, 2}, {1, 3},
+                                          {1, 9, LOOK_UP}, {2, 4, LOOK_UP}, {2, 5}, {2, 0},
+                                          {3, 4},          {3, 5, LOOK_UP}, {3, 7}, {4, 8, LOOK_UP},
+                                          {4, 9, LOOK_UP}, {4, 0, LOOK_UP}, {4, 3}};
+/* Both with frozen parameters that units use; p6 of the odd one is used by none. */
+static const int64_t odd_frozen_counts[] = {-1004, 17, -1, 5003, -2, 1000, -8, 7, -65, 333};
+static const ls_unit_use odd_frozen_uses[] = {{0, 0}, {0, 1}, {1, 2}, {1, 3}, {2, 4}, {2, 5},
+                                              {3, 4}, {3, 5}, {3, 7}, {4, 8}, {4, 9}, {4, 0}};
+static const int64_t even_frozen_counts[] = {-9217, 3072, -6145, 3072, 12288, -3073, 3072, 6144};
 /* More parameters than a word of the verdict has bits. */
 static const int64_t many_counts[MAX_PARAMS] = {40, 4, 4, 70000, 5};
 
-enum { ODD, MANY, EVEN, TIED };
+enum { ODD, MANY, EVEN, TIED, LOOKED_UP, ODD_LOOKED_UP, FROZEN, ODD_FROZEN, ODD_FROZEN_LOOKED_UP };
 static const sizes models[] = {
     [ODD] = {odd_counts, COUNT_OF(odd_counts), odd_uses, COUNT_OF(odd_uses), 5},
     [MANY] = {many_counts, MAX_PARAMS, NULL, 0, 1},
     [EVEN] = {even_counts, COUNT_OF(even_counts), even_uses, COUNT_OF(even_uses), 4},
     [TIED] = {even_counts, COUNT_OF(even_counts), tied_uses, COUNT_OF(tied_uses), 4},
+    [LOOKED_UP] = {even_counts, COUNT_OF(even_counts), lookup_uses, COUNT_OF(lookup_uses), 4},
+    [ODD_LOOKED_UP] = {odd_counts, COUNT_OF(odd_counts), odd_lookups, COUNT_OF(odd_lookups), 5},
+    [FROZEN] = {even_frozen_counts, COUNT_OF(even_counts), lookup_uses, COUNT_OF(lookup_uses), 4},
+    [ODD_FROZEN] = {odd_frozen_counts, COUNT_OF(odd_counts), odd_frozen_uses,
+                    COUNT_OF(odd_frozen_uses), 5},
+    [ODD_FROZEN_LOOKED_UP] = {odd_frozen_counts, COUNT_OF(odd_counts), odd_lookups,
+                              COUNT_OF(odd_lookups), 5},
 };
 
 /* ---- settings ---- */
@@ -134,6 +156,30 @@ static const setting rows[] = {
     {ZERO3, PRIVATE, .persist_below = 100, .without_update = true},
     {ZERO3, PRIVATE, .persist_below = 1 << 20},
     {ZERO3, PRIVATE, .finds_unused = true},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .prefetch = -1},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .prefetch = 3},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .prefetch = 3, .gather_limit_mb = 0.03},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .reshard = 1},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .reshard = 2, .prefetch = 2},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .reshard = 1, .prefetch = 3, .persist_below = 100},
+    {ZERO3, PRIVATE, .model = ODD_LOOKED_UP, .early = true, .is_narrow = true},
+    {ZERO1, PRIVATE, .model = ODD_LOOKED_UP},
+    {DDP, .model = ODD_FROZEN},
+    {ZERO1, PRIVATE, .model = ODD_FROZEN},
+    {ZERO2, PRIVATE, .model = ODD_FROZEN, .nonfinite = LS_NONFINITE_SKIP},
+    {ZERO3, .model = ODD_FROZEN},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .nonfinite = LS_NONFINITE_SKIP},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .without_uses = true},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .prefetch = -1, .is_narrow = true},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .prefetch = 3, .reproducible = true},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .prefetch = 3, .gather_limit_mb = 0.03},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .reshard = 1, .persist_below = 100},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .reshard = 2, .prefetch = 2},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN, .persist_below = 1 << 20, .finds_unused = true},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN_LOOKED_UP, .prefetch = 3},
+    {ZERO3, PRIVATE, .model = ODD_FROZEN_LOOKED_UP, .reshard = 2, .persist_below = 70},
+    {ZERO3, TWO_BY_TWO, PRIVATE, .model = ODD_FROZEN, .persist_below = 100},
     {ZERO1, TWO_BY_TWO},
     {ZERO1, TWO_BY_TWO, PRIVATE, .average = LS_AVERAGE_WEIGHTS},
     {ZERO1, FOUR_BY_ONE},
@@ -164,6 +210,19 @@ static const setting rows[] = {
     {ZERO3, .model = EVEN, PRIVATE, .prefetch = 3, .gather_limit_mb = 0.1},
     {ZERO3, .model = EVEN, PRIVATE, .without_uses = true},
     {ZERO3, .model = TIED, PRIVATE},
+    {ZERO3, .model = LOOKED_UP, PRIVATE},
+    {ZERO3, .model = LOOKED_UP, PRIVATE, .prefetch = 3},
+    {ZERO3, .model = LOOKED_UP, PRIVATE, .reshard = 1},
+    {ZERO3, .model = LOOKED_UP, PRIVATE, .reshard = 2},
+    {ZERO3, .model = LOOKED_UP, TWO_BY_TWO, PRIVATE, .is_narrow = true},
+    {ZERO1, .model = FROZEN, PRIVATE},
+    {ZERO2, .model = FROZEN},
+    {ZERO3, .model = FROZEN, PRIVATE},
+    {ZERO3, .model = FROZEN, PRIVATE, .is_narrow = true, .prefetch = 2},
+    {ZERO3, .model = FROZEN, PRIVATE, .reshard = 1},
+    {ZERO3, .model = FROZEN, PRIVATE, .reshard = 2},
+    {ZERO3, .model = FROZEN, PRIVATE, .persist_below = 4000},
+    {ZERO3, .model = FROZEN, TWO_BY_TWO, PRIVATE},
     {ZERO3, .model = EVEN, PRIVATE, .reshard = 1},
     {ZERO3, .model = EVEN, PRIVATE, .reshard = 2},
     {ZERO3, .model = EVEN, PRIVATE, .persist_below = 4000},
@@ -192,6 +251,15 @@ static bool uses_param(const setting *s, int unit, int param) {
     if (!has_units(s)) return true;
     for (int k = 0; k < sized->n_uses; k++)
         if (sized->uses[k].unit == unit && sized->uses[k].param == param) return true;
+    return false;
+}
+
+static bool reads_again(const setting *s, int unit, int param) {
+    const sizes *sized = &models[s->model];
+    if (!has_units(s)) return true;
+    for (int k = 0; k < sized->n_uses; k++)
+        if (sized->uses[k].unit == unit && sized->uses[k].param == param)
+            return sized->uses[k].flags == 0;
     return false;
 }
 
@@ -270,7 +338,7 @@ static const ls_adamw_opts adamw = {
     .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .grad_scale = 1};
 
 static bool is_even(const setting *s) {
-    return s->model == EVEN || s->model == TIED;
+    return s->model == EVEN || s->model == TIED || s->model == LOOKED_UP || s->model == FROZEN;
 }
 
 /* Norms are never even. */
@@ -390,25 +458,28 @@ static double fraction(int n) {
     return (double)(n - 1) / n;
 }
 
-/* How often private ZeRO-3 gathers a parameter in a micro-batch: for each run of units that use it,
- * forward and backward, but once for the last unit, where it turns. */
+/* How often private ZeRO-3 gathers a parameter in a micro-batch: for each run of units that read
+ * it, forward and backward, but once for the last unit, where it turns. */
 static int count_gathers(const setting *s, int param) {
     int last = n_units(s) - 1, n_runs = 0;
-    for (int u = 0; u <= last; u++)
+    for (int u = 0; u <= last; u++) {
         n_runs += uses_param(s, u, param) && (u == 0 || !uses_param(s, u - 1, param));
-    return 2 * n_runs - uses_param(s, last, param);
+        n_runs += reads_again(s, u, param) && (u == 0 || !reads_again(s, u - 1, param));
+    }
+    return n_runs - reads_again(s, last, param);
 }
 
-/* Bytes that a rank sends to gather units, and what persists. again: fraction of all but the first
- * gather of a micro-batch. */
+/* Bytes that a rank sends to gather units, and what persists and is trained. again: fraction of all
+ * but the first gather of a micro-batch. */
 static double gathered_bytes(const setting *s, double m, double f, double again, double p) {
     double bytes = 0;
     for (int i = 0; i < models[s->model].n_params; i++) {
-        double count = (double)models[s->model].counts[i];
-        if (models[s->model].counts[i] < s->persist_below)
-            bytes += f * p * count;
-        else
-            bytes += m * p * count * (f + again * (count_gathers(s, i) - 1));
+        bool is_frozen = models[s->model].counts[i] < 0;
+        int64_t count = is_frozen ? -models[s->model].counts[i] - 1 : models[s->model].counts[i];
+        if (count >= s->persist_below)
+            bytes += m * p * (double)count * (f + again * (count_gathers(s, i) - 1));
+        else if (!is_frozen)
+            bytes += f * p * (double)count;
     }
     return bytes;
 }
@@ -419,7 +490,7 @@ static double table_bytes(const setting *s, int n_ranks, int64_t accumulation) {
     double f = fraction(n_shard), g = s->sends_narrow ? 2 : 4, p = s->is_narrow ? 2 : 4, params = 0;
     double m = s->strategy >= LS_STRATEGY_ZERO2 ? (double)accumulation : 1;
     for (int i = 0; i < models[s->model].n_params; i++)
-        params += (double)models[s->model].counts[i];
+        if (models[s->model].counts[i] > 0) params += (double)models[s->model].counts[i];
     if (s->strategy == LS_STRATEGY_DDP) return 2 * f * g * params;
     double sums = m * f * g * params + 2 * fraction(n_ranks / n_shard) * 4 * params / n_shard;
     if (s->replicas == LS_REPLICAS_SHARED) return sums;

@@ -22,11 +22,22 @@ enum { N_PARAMS = COUNT_OF(counts), N_UNITS = 3, MAX_ELEMS = 300 };
 #define BACKWARD "B b2 g4 A2 b1 g3 g2 A1 b0 g0 A0 E "
 #define STEP "s " FORWARD BACKWARD "X U "
 
-#define FSDP(...)                                                                                  \
+/* The same, but that backward does not look at all that the first unit uses, and at p4. */
+static const ls_unit_use lookups[] = {
+    {0, 0, LS_USE_FORWARD_ONLY},
+    {0, 1, LS_USE_FORWARD_ONLY},
+    {1, 2},
+    {1, 3},
+    {2, 4, LS_USE_FORWARD_ONLY},
+    {2, 0},
+};
+
+#define FSDP_OF(table, ...)                                                                        \
     {                                                                                              \
         .struct_size = sizeof(ls_ddp_opts), .strategy = LS_STRATEGY_ZERO3,                         \
-        .replicas = LS_REPLICAS_PRIVATE, .uses = uses, .n_uses = COUNT_OF(uses), __VA_ARGS__       \
+        .replicas = LS_REPLICAS_PRIVATE, .uses = table, .n_uses = COUNT_OF(table), __VA_ARGS__     \
     }
+#define FSDP(...) FSDP_OF(uses, __VA_ARGS__)
 
 static const ls_adamw_opts adamw = {
     .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .grad_scale = 1};
@@ -216,15 +227,75 @@ static void unusual_passes_end_with_the_same_values(void **state) {
     make_step(expected);
     for (size_t i = 0; i < COUNT_OF(good_rows); i++)
         for (size_t p = 0; p < COUNT_OF(prefetches); p++)
-            for (int keeps = 0; keeps < 2; keeps++) {
-                const ls_ddp_opts opts =
-                    FSDP(.prefetch = prefetches[p], .reshard_after_forward = keeps);
+            for (int way = 0; way < 4; way++) {
+                ls_ddp_opts opts =
+                    FSDP(.prefetch = prefetches[p], .reshard_after_forward = way % 2);
                 lone f;
+                if (way / 2) opts.uses = lookups;
                 open_with(&f, &opts);
                 assert_ok(make_calls(&f.model, f.ddp, good_rows[i]));
                 expect_values(&f, expected);
                 lone_close(&f);
             }
+}
+
+static void flags_that_are_none_are_refused(void **state) {
+    static const int flags[] = {2, 3, -1, INT32_MIN};
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(flags); i++)
+        for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++) {
+            ls_unit_use wrong[COUNT_OF(uses)];
+            char text[64];
+            ls_ddp_opts opts = FSDP_OF(wrong, .prefetch = 0);
+            lone f;
+            opts.strategy = strategy;
+            memcpy(wrong, uses, sizeof wrong);
+            wrong[3].flags = flags[i];
+            snprintf(text, sizeof text, "use 3: flags %d, expected 0 or LS_USE_FORWARD_ONLY (1)",
+                     flags[i]);
+            lone_open(&f, counts, N_PARAMS);
+            assert_fails(ls_ddp_create(f.group, f.model.params, N_PARAMS, &opts, &f.ddp),
+                         LS_ERR_ARGUMENT, text);
+            lone_close(&f);
+        }
+}
+
+/* Neither at the turn nor where units are kept. */
+static void what_backward_does_not_read_has_no_data(void **state) {
+    (void)state;
+    for (size_t p = 0; p < COUNT_OF(prefetches); p++)
+        for (int keeps = 0; keeps < 2; keeps++) {
+            const ls_ddp_opts opts =
+                FSDP_OF(lookups, .prefetch = prefetches[p], .reshard_after_forward = keeps);
+            lone f;
+            open_with(&f, &opts);
+            const ls_param *params = f.model.params;
+            assert_ok(make_calls(&f.model, f.ddp, "s f0 F0 f1 F1 f2"));
+            assert_non_null(params[0].data);
+            assert_non_null(params[4].data);
+            assert_ok(make_calls(&f.model, f.ddp, "F2 B b2"));
+            assert_non_null(params[0].data);
+            assert_null(params[4].data);
+            assert_ok(make_calls(&f.model, f.ddp, "g4 A2 b1 g3 g2 A1 b0"));
+            assert_null(params[0].data);
+            assert_ok(make_calls(&f.model, f.ddp, "g0 A0 E X U"));
+            lone_close(&f);
+        }
+}
+
+static void pairs_said_twice_are_read_in_both_passes(void **state) {
+    static const ls_unit_use twice[] = {
+        {0, 0, LS_USE_FORWARD_ONLY}, {0, 1}, {0, 2}, {0, 3}, {0, 0}, {0, 4},
+        {0, 2, LS_USE_FORWARD_ONLY}};
+    const ls_ddp_opts opts = FSDP_OF(twice, .prefetch = -1);
+    lone f;
+    (void)state;
+    open_with(&f, &opts);
+    assert_int_equal(ls_ddp_n_buckets(f.ddp), 2); /* the frozen one has its own */
+    assert_ok(make_calls(&f.model, f.ddp, "s f0 F0 B b0"));
+    for (int i = 0; i < N_PARAMS; i++) assert_non_null(f.model.params[i].data);
+    assert_ok(make_calls(&f.model, f.ddp, "g4 g3 g2 g0 A0 E X U"));
+    lone_close(&f);
 }
 
 /* A gradient that comes when its unit is done, or never, is missing: the step says so at its end.
@@ -358,6 +429,8 @@ static const ls_ddp_opts end_opts[] = {
     FSDP(.prefetch = 2),
     FSDP(.prefetch = 2, .reshard_after_forward = 1),
     FSDP(.prefetch = 2, .reshard_after_forward = 2),
+    FSDP_OF(lookups, .prefetch = 2, .reshard_after_forward = 2),
+    FSDP(.reshard_after_forward = 2, .persist_below = 1000), /* nothing is left in parts */
     FSDP(.prefetch = 2, .shard_size = 2),
     FSDP(.prefetch = 2, .shard_size = 1),
     FSDP(.prefetch = 2, .persist_below = 10, .find_unused_parameters = 1),
@@ -426,6 +499,34 @@ static void destroying_in_the_middle_leaves_nothing(void **state) {
                                   "options %zu, '%s'", o, ends[e]));
             assert_int_equal(lsi_mem_n_blocks(), 0);
         }
+}
+
+/* A ddp after another leaves no more blocks than one does: groups that were made keep theirs, for
+ * the next ones. */
+static ls_status count_blocks(ls_group *group, void *context) {
+    const ls_ddp_opts *opts = context;
+    int n_blocks[2];
+    for (int round = 0; round < 2; round++) {
+        toy model;
+        ls_ddp *ddp = NULL;
+        toy_init(&model, counts, N_PARAMS, ls_group_rank(group));
+        LSI_TRY(ls_ddp_create(group, model.params, N_PARAMS, opts, &ddp));
+        LSI_TRY(make_calls(&model, ddp, STEP));
+        ls_ddp_destroy(ddp);
+        toy_fini(&model);
+        LSI_TRY(ls_barrier(group, NULL));
+        n_blocks[round] = n_heap_blocks(group);
+        LSI_TRY(ls_barrier(group, NULL));
+    }
+    RANK_CHECK(n_blocks[1] == n_blocks[0], "%d blocks, before %d", n_blocks[1], n_blocks[0]);
+    return LS_OK;
+}
+
+static void the_groups_memory_comes_back(void **state) {
+    (void)state;
+    for (size_t o = 0; o < COUNT_OF(end_opts); o++)
+        assert_ok(lsi_context(run_ranks(RANKS_AS_THREADS, 4, count_blocks, (void *)&end_opts[o]),
+                              "options %zu", o));
 }
 
 /* The last rank leaves; the others go on, and are not left waiting. */
@@ -634,10 +735,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_calls_are_refused_and_change_nothing),
         cmocka_unit_test(unusual_passes_end_with_the_same_values),
+        cmocka_unit_test(flags_that_are_none_are_refused),
+        cmocka_unit_test(what_backward_does_not_read_has_no_data),
+        cmocka_unit_test(pairs_said_twice_are_read_in_both_passes),
         cmocka_unit_test(gradients_behind_their_unit_are_missing),
         cmocka_unit_test(other_strategies_take_any_units),
         cmocka_unit_test(ranks_with_other_units_are_told),
         cmocka_unit_test(destroying_in_the_middle_leaves_nothing),
+        cmocka_unit_test(the_groups_memory_comes_back),
         cmocka_unit_test(ranks_that_are_left_are_told),
         cmocka_unit_test(what_is_older_than_an_update_is_gathered_anew),
         cmocka_unit_test(works_that_are_given_up_leave_their_places),

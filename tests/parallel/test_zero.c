@@ -27,12 +27,14 @@ typedef struct setting {
     int strategy, replicas;
     bool reproducible, no_overlap, jitter;
     int unused;      /* parameter that no rank uses in odd steps; -1: none */
-    int hook;        /* of the ddp that is compared with, and of zero1; 0: none */
-    bool sends_bf16; /* reduce_dtype */
+    int hook;        /* of both; 0: none */
+    bool sends_bf16; /* … of the ddp that is compared with, the other has reduce_dtype */
+    int average;     /* LS_AVERAGE_MEANS: ranks and micro-batches have different weights */
 } setting;
 
 static ls_status backward(const setting *s, const toy *model, ls_ddp *ddp, int64_t step,
                           int64_t micro) {
+    if (s->average == LS_AVERAGE_MEANS) LSI_TRY(ls_ddp_weigh(ddp, (double)(1 + 2 * micro)));
     LSI_TRY(ls_ddp_begin_backward(ddp));
     for (int i = model->n_params - 1; i >= 0; i--) {
         if (model->params[i].flags & LS_PARAM_FROZEN) continue;
@@ -108,6 +110,8 @@ static ls_status run(ls_group *group, const setting *s, int strategy, result *r)
     opts.bucket_cap_mb = opts.first_bucket_mb = s->cap_bytes / MIB;
     opts.reproducible = s->reproducible;
     opts.no_overlap = s->no_overlap;
+    opts.keep_buckets = s->hook != 0; /* hooks that lose bits depend on them */
+    opts.average = s->average;
     opts.find_unused_parameters = s->unused >= 0;
     opts.strategy = strategy;
     opts.replicas = s->replicas;
@@ -185,8 +189,7 @@ static ls_status every_setting(ls_group *group, void *context) {
                                  .strategy = kinds[k].strategy,
                                  .replicas = kinds[k].replicas,
                                  .reproducible = at == REPRODUCIBLE,
-                                 .no_overlap =
-                                     at == NO_OVERLAP && kinds[k].strategy == LS_STRATEGY_ZERO1,
+                                 .no_overlap = at == NO_OVERLAP,
                                  .unused = at == UNUSED ? 4 : -1};
                     if (has_one_order(&s)) LSI_TRY(equals_ddp(group, &s));
                 }
@@ -211,7 +214,7 @@ static ls_status large_setting(ls_group *group, void *context) {
     return LS_OK;
 }
 
-/* Gradients on the way as BF16, as the hook of that name sends them; and the hooks of zero1. */
+/* Gradients on the way as BF16, as the hook of that name sends them. */
 static ls_status every_wire(ls_group *group, void *context) {
     (void)context;
     for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++)
@@ -226,15 +229,81 @@ static ls_status every_wire(ls_group *group, void *context) {
                          .unused = c % 2 ? 4 : -1};
             LSI_TRY(equals_ddp(group, &s));
         }
-    for (int hook = LS_HOOK_ALL_REDUCE; hook <= LS_HOOK_POWERSGD; hook++) {
-        setting s = {.counts = uneven,
-                     .n_params = COUNT_OF(uneven),
-                     .accumulation = 2,
-                     .strategy = LS_STRATEGY_ZERO1,
-                     .hook = hook,
-                     .unused = -1};
-        if (hook != LS_HOOK_NOOP) LSI_TRY(equals_ddp(group, &s));
-    }
+    return LS_OK;
+}
+
+/* Those that lose bits as well: they see the same buckets. */
+static ls_status every_hook(ls_group *group, void *context) {
+    (void)context;
+    for (int hook = LS_HOOK_ALL_REDUCE; hook <= LS_HOOK_POWERSGD; hook++)
+        for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++)
+            for (size_t c = 0; c < COUNT_OF(caps); c++) {
+                setting s = {.counts = uneven,
+                             .n_params = COUNT_OF(uneven),
+                             .accumulation = strategy == LS_STRATEGY_ZERO1 ? 2 : 1,
+                             .cap_bytes = caps[c],
+                             .strategy = strategy,
+                             .replicas = c % 2 && strategy < LS_STRATEGY_ZERO3,
+                             .hook = hook,
+                             .no_overlap = c / 2 % 2,
+                             .jitter = c == 0,
+                             .unused = -1};
+                if (hook != LS_HOOK_NOOP) LSI_TRY(equals_ddp(group, &s));
+            }
+    return LS_OK;
+}
+
+/* Every rank's own factor goes before the sum. */
+static ls_status every_mean(ls_group *group, void *context) {
+    (void)context;
+    for (int strategy = LS_STRATEGY_ZERO1; strategy <= LS_STRATEGY_ZERO3; strategy++)
+        for (int replicas = 0; replicas < 2 && strategy + replicas <= LS_STRATEGY_ZERO3;
+             replicas++) {
+            setting s = {.counts = uneven,
+                         .n_params = COUNT_OF(uneven),
+                         .accumulation = strategy == LS_STRATEGY_ZERO1 ? 2 : 1,
+                         .cap_bytes = 1024,
+                         .strategy = strategy,
+                         .replicas = replicas,
+                         .average = LS_AVERAGE_MEANS,
+                         .unused = -1};
+            LSI_TRY(equals_ddp(group, &s));
+        }
+    return LS_OK;
+}
+
+/* Nobody has the sum of several micro-batches, so what needs it is told so at the first. */
+static ls_status sums_are_missed(ls_group *group, void *context) {
+    (void)context;
+    const struct {
+        int hook, average;
+        int64_t n_micro;
+        const char *text;
+    } rows[] = {
+        {LS_HOOK_BF16, LS_AVERAGE_MEAN, 2, "hook bf16 needs the sum of the step's micro-batches"},
+        {LS_HOOK_TOPK, LS_AVERAGE_MEAN, LS_MICRO_BATCHES_BY_SCOPE, "hook topk needs the sum"},
+        {0, LS_AVERAGE_MEANS, 3, "average LS_AVERAGE_MEANS needs the sum"},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        for (int strategy = LS_STRATEGY_ZERO2; strategy <= LS_STRATEGY_ZERO3; strategy++) {
+            toy model;
+            ls_ddp *ddp = NULL;
+            ls_comm_hook *hook = NULL;
+            ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+            if (rows[i].hook) LSI_TRY(ls_hook_create((ls_hook_kind)rows[i].hook, NULL, &hook));
+            opts.hook = hook;
+            opts.average = rows[i].average;
+            opts.strategy = strategy;
+            toy_init(&model, uneven, COUNT_OF(uneven), 0);
+            LSI_TRY(ls_ddp_create(group, model.params, model.n_params, &opts, &ddp));
+            LSI_TRY(ls_ddp_begin_step(ddp, rows[i].n_micro, 0));
+            if (rows[i].n_micro < 0) LSI_TRY(ls_ddp_begin_no_sync(ddp));
+            if (!rows[i].hook) LSI_TRY(ls_ddp_weigh(ddp, 1));
+            RANK_FAILS(ls_ddp_begin_backward(ddp), LS_ERR_UNSUPPORTED, rows[i].text);
+            ls_ddp_destroy(ddp);
+            ls_hook_destroy(hook);
+            toy_fini(&model);
+        }
     return LS_OK;
 }
 
@@ -253,6 +322,22 @@ static void weights_are_those_of_ddp(void **state) {
 static void gradients_are_sent_as_by_hooks(void **state) {
     (void)state;
     run_all(every_wire);
+}
+
+static void hooks_do_as_with_ddp(void **state) {
+    (void)state;
+    run_all(every_hook);
+}
+
+static void sums_that_nobody_has_are_refused(void **state) {
+    (void)state;
+    assert_ok(run_ranks(RANKS_AS_THREADS, 2, sums_are_missed, NULL));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
+}
+
+static void means_of_ranks_are_those_of_ddp(void **state) {
+    (void)state;
+    run_all(every_mean);
 }
 
 static void large_weights_are_those_of_ddp_at_different_speeds(void **state) {
@@ -529,6 +614,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_are_those_of_ddp),
         cmocka_unit_test(gradients_are_sent_as_by_hooks),
+        cmocka_unit_test(hooks_do_as_with_ddp),
+        cmocka_unit_test(sums_that_nobody_has_are_refused),
+        cmocka_unit_test(means_of_ranks_are_those_of_ddp),
         cmocka_unit_test(large_weights_are_those_of_ddp_at_different_speeds),
         cmocka_unit_test(seven_parameters_on_three_ranks_are_shared_out),
         cmocka_unit_test(gradients_are_clipped_by_one_norm),

@@ -205,6 +205,20 @@ static void transposed_backward(const op_case *c, double **in, const double *dy,
     lsi_ref_linear_backward(&product, in[0], in[1], dy, din[0], din[1], NULL);
 }
 
+/* ---- logits: b x t rows of c, n outputs ---- */
+
+static lsi_tensor *logits_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    return lsi_op_logits(tape, in[0], in[1], in[2]);
+}
+static void logits_forward(const op_case *c, double **in, double *y) {
+    lsi_ref_linear(&(lsi_ref_product){c->b * c->t, c->c, c->n, true}, in[0], in[1], in[2], y);
+}
+static void logits_backward(const op_case *c, double **in, const double *dy, double **din) {
+    lsi_ref_product product = {c->b * c->t, c->c, c->n, true};
+    lsi_ref_linear_backward(&product, in[0], in[1], dy, din[0], din[1], din[2]);
+}
+
 /* ---- attention: b sequences of t, c channels, n heads, dropout p ---- */
 
 static void attention_shapes(const op_case *c, shape in[N_INPUTS]) {
@@ -530,6 +544,7 @@ static const op_kind product_kind = {
     "linear without bias", 2,          2e-6,           linear_shapes,
     linear_outputs,        linear_run, linear_forward, linear_backward};
 KIND(transposed, 2, 2e-6, transposed, linear_outputs);
+KIND(logits, 3, 2e-6, transposed, linear_outputs);
 KIND(attention, 1, 4e-6, attention, attention_outputs);
 KIND(grouped, 3, 4e-6, grouped, attention_outputs);
 KIND(rope, 1, 3e-7, rope, attention_outputs);
@@ -572,6 +587,9 @@ static const op_case cases[] = {
     {&transposed_kind, 1, 1, 1, 1, 0},
     {&transposed_kind, 2, 3, 5, 7, 0},
     {&transposed_kind, 2, 33, 31, 65, 0},
+    {&logits_kind, 1, 1, 1, 1, 0},
+    {&logits_kind, 2, 3, 5, 7, 0},
+    {&logits_kind, 1, 33, 24, 1300, 0},
     {&attention_kind, 1, 1, 1, 1, 0},
     {&attention_kind, 2, 3, 4, 1, 0},
     {&attention_kind, 2, 5, 6, 3, 0},
@@ -820,9 +838,9 @@ static void assert_near(const fixture *f, const char *what, int which, const flo
 
 /* A weight's gradient is float32 whatever its type, so in bfloat16 it has to be a parameter. */
 static bool is_weight(const op_kind *kind, int k) {
-    static const op_kind *const weighted[] = {&layer_norm_kind, &rms_norm_kind,   &linear_kind,
-                                              &product_kind,    &transposed_kind, &conv_kind,
-                                              &batch_norm_kind, &fixed_norm_kind, &head_kind};
+    static const op_kind *const weighted[] = {
+        &layer_norm_kind, &rms_norm_kind,   &linear_kind,     &product_kind, &transposed_kind,
+        &conv_kind,       &batch_norm_kind, &fixed_norm_kind, &head_kind,    &logits_kind};
     if (kind == &embedding_kind || kind == &tokens_kind) return true;
     for (size_t i = 0; i < sizeof weighted / sizeof *weighted; i++)
         if (kind == weighted[i]) return k >= 1;
@@ -895,7 +913,7 @@ static void widened_bfloat16_equals_the_twins(void **state) {
 /* Products of a library may differ between numbers of threads; all that is ours may not. */
 static bool is_ours(const op_kind *kind) {
     return kind != &linear_kind && kind != &product_kind && kind != &transposed_kind &&
-           kind != &head_kind;
+           kind != &logits_kind && kind != &head_kind;
 }
 
 static void compare_numbers_of_threads(ls_dtype dtype) {

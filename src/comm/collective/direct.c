@@ -16,10 +16,11 @@
  *
  * Steps: 2 (all arrived; all done), whatever the number of ranks and the collective.
  * Bytes to and from other ranks, per rank, S the larger buffer: all-reduce 2 S (n - 1) / n
- * (touched: 2 S), reduce-scatter, all-gather, all-to-all S (n - 1) / n, broadcast S, gather and
- * scatter S / n. Scratch: order depth + 1 blocks of 4 KiB. Cost: 2 alpha + bytes beta + S gamma;
- * any n. When: from some KiB on, where buffers are shared. Small calls: one_shot.c; private:
- * staged.c. */
+ * (touched: 2 S), reduce S, on the root S (n - 1) / n, reduce-scatter, all-gather, all-to-all and
+ * broadcast S (n - 1) / n, gather and scatter S / n, on the root none. Broadcast where outputs are
+ * private: S, on the root none. Scratch: order depth + 1 blocks of 4 KiB. Cost: 2 alpha + bytes
+ * beta + S gamma; any n. When: from some KiB on, where buffers are shared. Small calls: one_shot.c;
+ * private: staged.c. */
 #include <string.h>
 
 #include "comm/collective/collective.h"
@@ -82,6 +83,7 @@ static int64_t reduce_slice(const ls_work *work) {
     lsi_range slice = lsi_slice(work->count, size, group->rank, group->n_ranks);
     bool to_root = call->kind == LSI_CALL_REDUCE;
     int n_outputs = to_root ? 1 : group->n_ranks;
+    int n_written = n_outputs - (!to_root || call->root == group->rank); /* to others */
     for (int r = 0; r < group->n_ranks; r++)
         input[r] = buffer_of(work, r, INPUT) + (size_t)slice.begin * size;
     for (int i = 0; i < n_outputs; i++)
@@ -89,7 +91,7 @@ static int64_t reduce_slice(const ls_work *work) {
     lsi_reduction reduction = lsi_work_reduction(work, premul);
     int64_t n_elems = slice.end - slice.begin;
     lsi_reduce(&reduction, input, output, n_outputs, n_elems);
-    return (group->n_ranks - 1 + n_outputs - 1) * n_elems * (int64_t)size;
+    return (group->n_ranks - 1 + n_written) * n_elems * (int64_t)size;
 }
 
 static int64_t push_to_root(const ls_work *work) {

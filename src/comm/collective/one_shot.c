@@ -14,9 +14,11 @@
  *
  * Steps: 1 (all arrived), whatever the number of ranks: no rank waits to be read, its line and slot
  * stay until all are done with them (control.h, [Note: one trip]).
- * Bytes from other ranks, per rank: (n - 1) C, C being a contribution: S, for all-gather S / n.
- * Scratch: a slot of C bytes, none up to LSI_INLINE_BYTES. Cost: alpha + n C (beta + gamma); any n.
- * When: up to some KiB, on any buffers. Barriers have nothing to contribute and are always this.
+ * Bytes from other ranks, per rank that has an output: (n - 1) C, C being a contribution: S, for
+ * all-gather and gather S / n; of contributions in n parts the own one, S (n - 1) / n. Broadcast
+ * and scatter: one contribution, one part; the root none. Scratch: a slot of C bytes, none up to
+ * LSI_INLINE_BYTES. Cost: alpha + n C (beta + gamma); any n. When: up to some KiB, on any buffers.
+ * Barriers have nothing to contribute and are always this.
  *
  * [Note: flagged lines] A reader that first sees the arrival and then fetches the slot makes two
  * trips. So contributions up to LSI_FLAGGED_BYTES lie in the slot as cache lines of 56 bytes and a

@@ -206,7 +206,8 @@ static bool advance_step(ls_work *work) {
                                        place + s->received, to_receive - s->received);
     if (s->sent < to_send || s->received < to_receive) return false;
     if (to_receive > 0 && aside) use_arrived(work, &step);
-    group->stats.bytes_sent += (int64_t)(to_send + to_receive);
+    group->stats.bytes_sent += (int64_t)to_send;
+    group->bytes_received += (int64_t)to_receive;
     return true;
 }
 

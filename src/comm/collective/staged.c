@@ -27,10 +27,10 @@
  * is private knows that the call is staged before the others have come, and copies the first piece
  * in before it announces the call: one trip less, which is what counts for a few KiB.
  *
- * Bytes through shared blocks, per rank: all-reduce 2 S written and read but for the own slice, the
- * others one copy of what peers need. Scratch: two blocks per rank. Steps: 2 or 3 per piece.
- * Cost: alpha + pieces (2 alpha) + S (2 beta' + gamma), beta' being a copy through cache.
- * When: whenever direct is impossible and one-shot too small. */
+ * Bytes to and from other ranks, per rank: those of direct (broadcast as with private outputs, the
+ * root of a gather takes all of it), and copies in and out of the own block. Scratch: two blocks
+ * per rank. Steps: 2 or 3 per piece. Cost: alpha + pieces (2 alpha) + S (2 beta' + gamma), beta'
+ * being a copy through cache. When: whenever direct is impossible and one-shot too small. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -118,25 +118,26 @@ static int64_t combine_slice(const ls_work *work, uint64_t piece, lsi_range rang
     double premul[LSI_MAX_RANKS];
     lsi_range own = slice_of(work, range, group->rank);
     int64_t n_elems = own.end - own.begin;
-    int n_outputs = 0;
+    int n_outputs = 0, n_written = 0; /* to others' blocks */
     size_t in_block = (size_t)own.begin * size,
            in_buffer = (size_t)(range.begin + own.begin) * size;
     for (int r = 0; r < group->n_ranks; r++) {
         unsigned char *block = block_of(work, r, piece) + in_block;
         bool mine = r == group->rank;
         input[r] = mine ? (const unsigned char *)work->input + in_buffer : block;
-        if (wants_output(work, r))
-            output[n_outputs++] = mine ? (unsigned char *)work->output + in_buffer : block;
+        if (!wants_output(work, r)) continue;
+        n_written += !mine;
+        output[n_outputs++] = mine ? (unsigned char *)work->output + in_buffer : block;
     }
     lsi_reduction reduction = lsi_work_reduction(work, premul);
     lsi_reduce(&reduction, input, output, n_outputs, n_elems);
-    return (group->n_ranks - 1) * n_elems * (int64_t)size;
+    return (group->n_ranks - 1 + n_written) * n_elems * (int64_t)size;
 }
 
-static int64_t copy_slices_out(const ls_work *work, uint64_t piece, lsi_range range) {
+static void copy_slices_out(const ls_work *work, uint64_t piece, lsi_range range) {
     const ls_group *group = work->group;
     size_t size = lsi_elem_bytes(work);
-    if (!wants_output(work, group->rank)) return 0;
+    if (!wants_output(work, group->rank)) return;
     unsigned char *output = (unsigned char *)work->output + (size_t)range.begin * size;
     unsigned char *block = block_of(work, group->rank, piece);
     lsi_range own = slice_of(work, range, group->rank);
@@ -144,7 +145,6 @@ static int64_t copy_slices_out(const ls_work *work, uint64_t piece, lsi_range ra
     size_t all = (size_t)(range.end - range.begin) * size;
     lsi_copy_taking(output, block, before);
     lsi_copy_taking(output + after, block + after, all - after);
-    return (int64_t)(before + all - after);
 }
 
 /* ---- the others: the output is made from the blocks ---- */
@@ -199,8 +199,7 @@ static bool copy_out(ls_work *work) {
     if (work->n_out == work->n_combined) return false;
     if (has_slices(work)) {
         if (!all_at_least(group, COMBINED, number + 1)) return false;
-        group->stats.bytes_sent +=
-            copy_slices_out(work, work->n_out, piece_range(work, work->n_out));
+        copy_slices_out(work, work->n_out, piece_range(work, work->n_out));
     }
     work->n_out++;
     publish(group, CONSUMED, number + 1);

@@ -165,7 +165,7 @@ static lsi_tensor *head(pass *p, lsi_tensor *x, const lsi_batch *batch) {
     lsi_tensor *kept = lsi_op_dropout(p->tape, mean, (float)p->model->config.dropout);
     if (kept != mean) lsi_tape_drop(p->tape, mean);
     lsi_tensor *weight = leaf(p), *bias = leaf(p);
-    lsi_tensor *logits = lsi_op_linear_transposed(p->tape, kept, weight, bias);
+    lsi_tensor *logits = lsi_op_logits(p->tape, kept, weight, bias);
     return lsi_image_loss(p->tape, replace(p, kept, logits), batch);
 }
 
@@ -199,7 +199,7 @@ static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *ba
 /* [Note: running statistics] */
 static void fold_stats(lsi_model *model, const float *stats) {
     for (int i = 0; i < model->n_params; i++) {
-        if (!(model->params[i].flags & LS_PARAM_FROZEN)) continue;
+        if (!model->shapes[i].is_statistic) continue;
         float *running = lsi_model_values(model, i);
         int64_t n = model->params[i].count;
         for (int64_t c = 0; c < n; c++)
@@ -268,7 +268,7 @@ static void describe(const lsi_model *model, int64_t n_batch, int64_t n_time, ls
     units[unit] = lsi_describe_params(model, first, 2, n_batch);
     units[unit].activation_bytes =
         lsi_describe_bytes(n_batch * (config->n_embd << (N_STAGES - 1)), size) +
-        lsi_describe_bytes(n_batch * config->n_classes, size) +
+        lsi_describe_bytes(n_batch * config->n_classes, sizeof(float)) +
         lsi_describe_bytes(1, sizeof(float));
 }
 

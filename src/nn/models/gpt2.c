@@ -175,7 +175,7 @@ static lsi_tensor *head(const pass *p, lsi_tensor *x, const lsi_batch *batch) {
     lsi_tensor *normal = replace(p, x, norm(p, x, LN_F_WEIGHT, LN_F_BIAS));
     if (batch->targets)
         return replace(p, normal, lsi_op_head_loss(p->tape, normal, wte, batch->targets));
-    return replace(p, normal, lsi_op_linear_transposed(p->tape, normal, wte, NULL));
+    return replace(p, normal, lsi_op_logits(p->tape, normal, wte, NULL));
 }
 
 static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *batch) {
@@ -212,7 +212,7 @@ static int n_units(const lsi_model_config *config) {
 /* wte, which begins the pass, also ends it. */
 static void uses(const lsi_model *model, lsi_use_list *list) {
     int L = (int)model->config.n_layer, last = FIRST_BLOCK + L * N_BLOCK_PARAMS;
-    lsi_use(list, 0, 1, WTE, FIRST_BLOCK);
+    lsi_use_tables(list, 0, WTE, FIRST_BLOCK);
     lsi_use(list, 1, L, FIRST_BLOCK, N_BLOCK_PARAMS);
     lsi_use(list, L + 1, 1, WTE, 1);
     lsi_use(list, L + 1, 1, last, 2);

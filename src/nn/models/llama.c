@@ -183,7 +183,7 @@ static lsi_tensor *head(const pass *p, lsi_tensor *x, const lsi_batch *batch) {
         untied ? leaf(p, LM_HEAD) : lsi_model_leaf(p->model, p->tape, EMBED_TOKENS);
     if (batch->targets)
         return replace(p, normal, lsi_op_head_loss(p->tape, normal, weight, batch->targets));
-    return replace(p, normal, lsi_op_linear_transposed(p->tape, normal, weight, NULL));
+    return replace(p, normal, lsi_op_logits(p->tape, normal, weight, NULL));
 }
 
 static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *batch) {
@@ -223,7 +223,7 @@ static int n_units(const lsi_model_config *config) {
 static void uses(const lsi_model *model, lsi_use_list *list) {
     int L = (int)model->config.n_layer, last = FIRST_BLOCK + L * N_BLOCK_PARAMS;
     bool untied = model->config.untied;
-    lsi_use(list, 0, 1, EMBED_TOKENS, 1);
+    lsi_use_tables(list, 0, EMBED_TOKENS, 1);
     lsi_use(list, 1, L, FIRST_BLOCK, N_BLOCK_PARAMS);
     if (!untied) lsi_use(list, L + 1, 1, EMBED_TOKENS, 1);
     lsi_use(list, L + 1, 1, last, untied ? 2 : 1);

@@ -51,11 +51,13 @@ static ls_status build(lsi_model *model) {
 
 /* ---- forward ---- */
 
-/* x, which has no other use, through layer number `layer`. */
+/* x, which has no other use, through layer number `layer`; behind the last one are logits. */
 static lsi_tensor *linear(lsi_model *model, lsi_tape *tape, lsi_tensor *x, int layer) {
     lsi_tensor *weight = lsi_model_leaf(model, tape, layer * LAYER_PARAMS);
     lsi_tensor *bias = lsi_model_leaf(model, tape, layer * LAYER_PARAMS + 1);
-    lsi_tensor *y = lsi_op_linear_transposed(tape, x, weight, bias);
+    lsi_tensor *y = layer == model->config.n_layer
+                        ? lsi_op_logits(tape, x, weight, bias)
+                        : lsi_op_linear_transposed(tape, x, weight, bias);
     lsi_tape_drop(tape, x);
     return y;
 }
@@ -110,7 +112,7 @@ static void describe(const lsi_model *model, int64_t n_batch, int64_t n_time, ls
         int64_t kept = lsi_describe_bytes(n_batch * config->n_embd, size);
         units[layer].activation_bytes += config->dropout > 0.0 ? 2 * kept : kept;
     }
-    units[L].activation_bytes = lsi_describe_bytes(n_batch * config->n_classes, size) +
+    units[L].activation_bytes = lsi_describe_bytes(n_batch * config->n_classes, sizeof(float)) +
                                 lsi_describe_bytes(1, sizeof(float));
 }
 

@@ -12,12 +12,16 @@
  * With one rank m_1 - m is exactly 0, and nothing changes by a bit. */
 #include "tensor/op/batch_norm_ranks.h"
 
+#include "tensor/tape_impl.h"
+
 /* What every rank gave, one behind the other; scratch, NULL on failure. */
 static double *gather(lsi_tape *tape, const lsi_exchange *exchange, const double *mine,
                       int64_t count) {
     double *all = lsi_tape_scratch(tape, (size_t)(exchange->n_ranks * count) * sizeof *all);
     if (!all) return NULL;
+    int64_t out_ns = lsi_tape_step_out(tape);
     ls_status status = exchange->gather(exchange->context, mine, count, all);
+    lsi_tape_step_in(tape, out_ns);
     if (status == LS_OK) return all;
     (void)lsi_tape_fail_with(tape, lsi_context(status, "batch_norm: sums of all ranks"));
     lsi_tape_release(tape, all);

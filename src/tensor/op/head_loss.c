@@ -2,8 +2,8 @@
  *
  *   x (rows,C)  W (V,C)  targets (rows)  ->  loss (1)
  *
- *   logits = x W^T      loss = sum over rows of log(sum_v e^logits[v]) - logits[target]
- *   dlogits = softmax(logits) - (v == target), 0 for rows without a target (-1)
+ *   logits = round(x W^T)      loss = sum over rows of log(sum_v e^logits[v]) - logits[target]
+ *   dlogits = round(softmax(logits) - (v == target)), 0 for rows without a target (-1)
  *   dx = dlogits W      dW = dlogits^T x
  *
  * The logits, by far the largest activation of a small model, are never there as a whole: rows are
@@ -13,9 +13,9 @@
  * not 1). The gradient buffer of W must be there in forward.
  *
  * Saved: dx. Logits and sums are float32 ([Note: lanes] in math.h), dlogits enter products in the
- * type of x; the sum over rows is in double, in row order. */
+ * type of x; the sum over rows is in double, in row order. round() is to the tape's type for
+ * outputs: to float32 it does nothing. */
 #include <stdatomic.h>
-#include <string.h>
 
 #include "tensor/entropy.h"
 #include "tensor/op.h"
@@ -38,6 +38,7 @@ typedef struct head_pass {
     int64_t rows, channels, vocab;
     int64_t piece, stride; /* rows of a piece; floats from row to row of its logits */
     float *logits;         /* (piece,stride) */
+    ls_dtype output_dtype; /* whose numbers logits and dlogits are */
     double *row_loss;      /* (rows) */
     void *dx;              /* (rows,channels) of x's type; NULL: not wanted */
     float *dw;             /* NULL: not wanted */
@@ -57,16 +58,14 @@ static void loss_range(void *context, int64_t begin, int64_t end, int worker) {
         float *row = hp->logits + i * hp->stride;
         int32_t target = hp->targets[hp->begin + i];
         double *loss = &hp->row_loss[hp->begin + i];
+        lsi_round(row, hp->output_dtype, hp->vocab);
         *loss = wants_grads(hp) ? lsi_entropy_row(row, hp->vocab, target)
                                 : lsi_entropy_row_alone(row, hp->vocab, target);
-        if (!wants_grads(hp) || hp->x->dtype == LS_DTYPE_F32) continue;
-        for (int64_t at = 0; at < hp->vocab;
-             at += LSI_STRETCH) { /* in place: narrow follows wide */
-            float part[LSI_STRETCH];
-            int64_t n = hp->vocab - at < LSI_STRETCH ? hp->vocab - at : LSI_STRETCH;
-            memcpy(part, row + at, (size_t)n * sizeof *part);
-            lsi_keep(row, hp->x->dtype, at, n, part);
-        }
+        if (!wants_grads(hp)) continue;
+        if (hp->x->dtype == LS_DTYPE_F32)
+            lsi_round(row, hp->output_dtype, hp->vocab);
+        else /* its type is as narrow as any of outputs */
+            lsi_narrow(row, hp->x->dtype, hp->vocab);
     }
 }
 
@@ -211,6 +210,7 @@ lsi_tensor *lsi_op_head_loss(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                     .x = x,
                     .weight = weight,
                     .targets = targets,
+                    .output_dtype = lsi_tape_output_dtype(tape),
                     .rows = lsi_tensor_rows(x),
                     .channels = dims[1],
                     .vocab = dims[0],

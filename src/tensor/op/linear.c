@@ -1,9 +1,13 @@
 /* linear: y = x W + b, in both layouts that W comes in.
  *
  *   x (rows,K)  W (K,N)  b (N)  ->  y (rows,N)          linear
- *   x (rows,K)  W (N,K)  b (N)  ->  y (rows,N)          linear_transposed
+ *   x (rows,K)  W (N,K)  b (N)  ->  y (rows,N)          linear_transposed, logits
  *
  *   dx = dy op(W)^T     dW = x^T dy, or dy^T x     db = sum over rows of dy
+ *
+ * logits: y and dy are float32 whatever the type of x, and hold numbers of the tape's type for
+ * outputs: y is rounded to it when it is made, dy before anything is made from it. dy enters
+ * products in the type of x, in the first half of its rows where that is narrower.
  *
  * Saved: nothing of its own; backward reads x and W. The bias goes into the product, and all
  * gradients are added to what is there by the product itself. Products accumulate in float32 as the
@@ -14,16 +18,48 @@
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
+#include "tensor/threads.h"
 
-/* number[0] of a node: W is (N,K). */
+/* number[0] of a node: W is (N,K). number[1]: the type that logits are rounded to; 0: no logits. */
 
 static lsi_operand matrix(const lsi_tensor *t, bool transposed) {
     return (lsi_operand){t->data, t->dtype, lsi_tensor_columns(t), transposed};
 }
 
-static lsi_operand output_grad(const lsi_tensor *y, bool transposed) {
-    return (lsi_operand){y->grad, y->dtype, lsi_tensor_columns(y), transposed};
+static lsi_operand output_grad(const lsi_node *node, bool transposed) {
+    const lsi_tensor *y = node->output;
+    ls_dtype dtype = node->input[0]->dtype;
+    int64_t stride = lsi_tensor_columns(y) * lsi_dtype_size(y->dtype) / lsi_dtype_size(dtype);
+    return (lsi_operand){y->grad, dtype, stride, transposed};
 }
+
+/* ---- logits ---- */
+
+typedef struct row_work {
+    float *values; /* (rows,columns) */
+    int64_t columns;
+    ls_dtype dtype;
+} row_work;
+
+static void round_range(void *context, int64_t begin, int64_t end, int worker) {
+    const row_work *w = context;
+    (void)worker;
+    lsi_round(w->values + begin * w->columns, w->dtype, (end - begin) * w->columns);
+}
+
+static void narrow_range(void *context, int64_t begin, int64_t end, int worker) {
+    const row_work *w = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++)
+        lsi_narrow(w->values + row * w->columns, w->dtype, w->columns);
+}
+
+static void for_rows(const lsi_tensor *y, void *values, ls_dtype dtype, lsi_range_fn range) {
+    row_work w = {values, lsi_tensor_columns(y), dtype};
+    if (dtype != LS_DTYPE_F32) lsi_for_ranges(lsi_tensor_rows(y), lsi_grain(w.columns), range, &w);
+}
+
+/* ---- backward ---- */
 
 /* dx = or += dy op(W)^T */
 static ls_status input_grad(lsi_tape *tape, lsi_node *node) {
@@ -34,7 +70,7 @@ static ls_status input_grad(lsi_tape *tape, lsi_node *node) {
     lsi_product p = {.m = lsi_tensor_rows(x),
                      .n = lsi_tensor_columns(x),
                      .k = lsi_tensor_columns(node->output),
-                     .a = output_grad(node->output, false),
+                     .a = output_grad(node, false),
                      .b = matrix(node->input[1], !node->number[0]),
                      .c = dx,
                      .c_dtype = lsi_grad_dtype(x),
@@ -52,8 +88,8 @@ static ls_status weight_grad(lsi_tape *tape, lsi_node *node) {
     lsi_product p = {.m = weight->dims[0],
                      .n = weight->dims[1],
                      .k = lsi_tensor_rows(x),
-                     .a = node->number[0] ? output_grad(node->output, true) : matrix(x, true),
-                     .b = node->number[0] ? matrix(x, false) : output_grad(node->output, false),
+                     .a = node->number[0] ? output_grad(node, true) : matrix(x, true),
+                     .b = node->number[0] ? matrix(x, false) : output_grad(node, false),
                      .c = dw,
                      .c_dtype = lsi_grad_dtype(weight),
                      .c_stride = weight->dims[1],
@@ -63,10 +99,14 @@ static ls_status weight_grad(lsi_tape *tape, lsi_node *node) {
 
 static ls_status linear_backward(lsi_tape *tape, lsi_node *node) {
     const lsi_tensor *y = node->output;
-    bool first;
+    ls_dtype x_dtype = node->input[0]->dtype, output_dtype = (ls_dtype)node->number[1];
+    bool first, is_logits = output_dtype != 0;
+    if (is_logits)
+        for_rows(y, y->grad, x_dtype == LS_DTYPE_F32 ? output_dtype : x_dtype, round_range);
     float *db = lsi_grad(tape, node->input[2], &first);
     if (db)
         lsi_add_columns(y->grad, y->dtype, lsi_tensor_rows(y), lsi_tensor_columns(y), db, first);
+    if (is_logits) for_rows(y, y->grad, x_dtype, narrow_range);
     LSI_TRY(weight_grad(tape, node));
     return input_grad(tape, node);
 }
@@ -92,25 +132,33 @@ static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
     }
     ls_status status = lsi_tape_multiply(tape, &p);
     lsi_tape_release(tape, floats);
+    if (node->number[1]) for_rows(y, y->data, (ls_dtype)node->number[1], round_range);
     return status;
 }
 
 /* ---- the ops ---- */
 
+typedef enum form { LINEAR, LINEAR_TRANSPOSED, LOGITS } form;
+
+static const char *const form_names[] = {"linear", "linear_transposed", "logits"};
+
 /* y of shape (…,n) for x of shape (…,K). */
-static lsi_tensor *new_output(lsi_tape *tape, const lsi_tensor *x, int64_t n) {
+static lsi_tensor *new_output(lsi_tape *tape, const lsi_tensor *x, int64_t n, form as) {
     int64_t dims[LSI_MAX_DIMS];
     memcpy(dims, x->dims, sizeof dims);
     dims[x->n_dims - 1] = n;
-    return lsi_tape_activation(tape, x->n_dims, dims);
+    return as == LOGITS ? lsi_tape_activation_f32(tape, x->n_dims, dims)
+                        : lsi_tape_activation(tape, x->n_dims, dims);
 }
 
 static uint32_t what_backward_reads(const lsi_tensor *x, const lsi_tensor *weight) {
     return (weight->needs_grad ? LSI_READS_INPUT(0) : 0) | (x->needs_grad ? LSI_READS_INPUT(1) : 0);
 }
 
-static lsi_tensor *linear(lsi_tape *tape, const char *name, lsi_tensor *x, lsi_tensor *weight,
-                          lsi_tensor *bias, bool transposed) {
+static lsi_tensor *linear(lsi_tape *tape, form as, lsi_tensor *x, lsi_tensor *weight,
+                          lsi_tensor *bias) {
+    const char *name = form_names[as];
+    bool transposed = as != LINEAR;
     if (!lsi_op_begin(tape, name, bias ? 3 : 2, (lsi_tensor *[]){x, weight, bias})) return NULL;
     int64_t k = lsi_tensor_columns(x), n = transposed ? weight->dims[0] : weight->dims[1];
     const int64_t dims[] = {transposed ? n : k, transposed ? k : n};
@@ -118,7 +166,7 @@ static lsi_tensor *linear(lsi_tape *tape, const char *name, lsi_tensor *x, lsi_t
     if (bias && !lsi_op_has_dims(tape, name, "bias", bias, 1, &n)) return NULL;
     if (!lsi_op_same_type(tape, name, x, weight)) return NULL;
     if (!lsi_op_is_weight(tape, name, "bias", bias)) return NULL;
-    lsi_tensor *y = new_output(tape, x, n);
+    lsi_tensor *y = new_output(tape, x, n, as);
     if (!y) return NULL;
     lsi_node node = {.backward = linear_backward,
                      .again = linear_again,
@@ -126,17 +174,21 @@ static lsi_tensor *linear(lsi_tape *tape, const char *name, lsi_tensor *x, lsi_t
                      .input = {x, weight, bias},
                      .output = y,
                      .reads = what_backward_reads(x, weight),
-                     .number = {transposed}};
+                     .number = {transposed, as == LOGITS ? lsi_tape_output_dtype(tape) : 0}};
     if (linear_again(tape, &node) != LS_OK) return NULL;
     lsi_tape_record(tape, &node);
     return y;
 }
 
 lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
-    return linear(tape, "linear", x, weight, bias, false);
+    return linear(tape, LINEAR, x, weight, bias);
 }
 
 lsi_tensor *lsi_op_linear_transposed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                                      lsi_tensor *bias) {
-    return linear(tape, "linear_transposed", x, weight, bias, true);
+    return linear(tape, LINEAR_TRANSPOSED, x, weight, bias);
+}
+
+lsi_tensor *lsi_op_logits(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
+    return linear(tape, LOGITS, x, weight, bias);
 }
