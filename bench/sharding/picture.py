@@ -5,8 +5,8 @@
 
 A bar is a program: at peak, the bytes of each kind on the rank that has most, then what it reads
 in its peers' memory, which they have counted. A line marks its resident size, a dot its
-proportional size, in which shared pages count once (see memory.py). Of PyTorch's programs only
-these are known."""
+proportional size, in which shared pages count once (see step/memory.py). Of PyTorch's programs
+only these are known."""
 import argparse
 import html
 import json

@@ -5,6 +5,7 @@ import os
 import statistics
 
 from strategies import OURS, PROGRAMS, STATES, TORCH, state_bytes
+from memory import largest_each  # found where strategies looks
 
 GIB = 2.0**30
 ZERO3 = ("zero3", "zero3/private")  # the forms that FSDP2 is held against
@@ -53,8 +54,7 @@ def rss_bytes(run):
 
 
 def pss_bytes(run):
-    """A worker's; None: steps were too short to look."""
-    return max(run["pss_bytes"]) / run["workers"] if run["pss_bytes"] else None
+    return largest_each(run["pss_bytes"], run["workers"])
 
 
 def kinds_bytes(run):

@@ -19,7 +19,8 @@ over the rounds is shown. What is refused, fails, or finds no room in memory is 
 Memory of a worker, at peak: `kinds`, what Lockstep says it asked for, added up; `peers`, what it
 reads in its peers' memory, which they have counted; `RSS`, resident size, the largest of any
 worker; `PSS`, proportional size, in which a shared page counts once on the machine, the mean of the
-workers while the last step runs. --json has every number."""
+workers, the largest that was seen from the last step on (step/memory.py). --json has every
+number."""
 import argparse
 import contextlib
 import json
@@ -27,9 +28,9 @@ import os
 import sys
 import tempfile
 
-import memory
 import report
 import strategies
+from memory import available_bytes, watch_pss
 from programs import (MODELS, Failed, first_line, metrics_of, on_share, result_of, run_together,
                       sample_text, step_ms_of, torch_command, torch_env, torch_result,
                       train_command)
@@ -53,7 +54,7 @@ def run_ours(options, name, model, dtype, workers, folder):
                             workers, 1, n_steps(options), folder)
     pss = []
     run_together([command + strategies.OURS[name].options], tell=first_line,
-                 watch=memory.watch_pss(metrics_of(folder), n_steps(options) - LAST_STEPS, pss),
+                 watch=watch_pss([metrics_of(folder)], n_steps(options) - LAST_STEPS, pss),
                  timeout_s=options.timeout)
     result = result_of(folder)
     return {"step_ms": measured(step_ms_of(metrics_of(folder))), "pss_bytes": pss,
@@ -61,14 +62,15 @@ def run_ours(options, name, model, dtype, workers, folder):
 
 
 def run_torch(options, name, model, dtype, workers, folder):
-    metrics, pss, script = folder + "/metrics", [], os.path.join(HERE, "torch_sharded.py")
+    metrics = [f"{folder}/metrics{rank}" for rank in range(workers)]
+    pss, script = [], os.path.join(HERE, "torch_sharded.py")
     commands = [on_share(rank, workers) + torch_command(
         options.python, script, model, dtype, options.micro_batch, 1, n_steps(options),
         "--warmup=0", f"--strategy={strategies.TORCH[name].options}", f"--ranks={workers}",
-        f"--rank={rank}", f"--store={folder}/store", f"--metrics={metrics}")
+        f"--rank={rank}", f"--store={folder}/store", f"--metrics={metrics[rank]}")
         for rank in range(workers)]
     printed = run_together(commands, torch_env(), timeout_s=options.timeout,
-                           watch=memory.watch_pss(metrics, n_steps(options) - LAST_STEPS, pss))
+                           watch=watch_pss(metrics, n_steps(options) - LAST_STEPS, pss))
     found = [torch_result(text) for text in printed]
     return {"step_ms": measured(found[0]["step_ms"]), "pss_bytes": pss,
             "peak_rss_bytes": [f["peak_rss_bytes"] for f in found], "loss_last": found[0]["loss"]}
@@ -77,7 +79,7 @@ def run_torch(options, name, model, dtype, workers, folder):
 def run_program(options, name, model, dtype, workers):
     """What a run found, or {"failed": why}."""
     need = strategies.estimated_bytes(name, model, dtype, workers, options.micro_batch)
-    room = memory.available_bytes()
+    room = available_bytes()
     if need > room:
         return {"failed": f"left out: needs about {need / 2**30:.1f} GiB, there are "
                           f"{room / 2**30:.1f}"}

@@ -23,7 +23,7 @@ def options():
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--store", default="", help="file in which ranks meet")
-    parser.add_argument("--metrics", default="", help="rank 0 adds a JSON object after each step")
+    parser.add_argument("--metrics", default="", help="file: a JSON object after each step")
     return parser
 
 
@@ -80,7 +80,7 @@ def autocast(args):
 def train(args, loss_of, model, optimizer, precision=contextlib.nullcontext):
     """Steps of one micro-batch; prints step_ms (every measured step), peak_rss_bytes, loss."""
     tokens, targets = torch.randint(0, args.vocab, (2, args.batch, args.seq))
-    metrics = open(args.metrics, "w") if args.metrics and args.rank == 0 else None
+    metrics = open(args.metrics, "w") if args.metrics else None
     step_ms = []
     for _ in range(args.warmup + args.steps):
         begin = time.perf_counter()
