@@ -1,6 +1,9 @@
-/* Sums over rows (see columns.h). A tile of columns is summed in two small arrays that stay in the
- * nearest cache; each row gives the tile a run of a kilobyte. */
+/* Sums over rows (see columns.h). A tile of columns is summed in two arrays that stay in the
+ * nearest cache. Tiles are wide, so that most matrices have one: dy is then read from begin to end,
+ * which processors foresee, and runs of a kilobyte out of each row they do not. */
 #include "tensor/columns.h"
+
+#include <string.h>
 
 #include "tensor/math.h"
 #include "tensor/rows.h"
@@ -14,16 +17,25 @@ typedef struct column_sums {
     bool first;
 } column_sums;
 
+enum { TILE = 4096 };
+
+/* sum[c] += element `at` + c of dy */
+static void add_run(const column_sums *sums, int64_t at, int64_t width, float *restrict sum) {
+    float room[LSI_STRETCH];
+    for (int64_t c = 0; c < width; c += LSI_STRETCH) {
+        int64_t n = width - c < LSI_STRETCH ? width - c : LSI_STRETCH;
+        const float *dy = lsi_read(sums->dy, sums->dtype, at + c, n, room);
+        for (int64_t i = 0; i < n; i++) sum[c + i] += dy[i];
+    }
+}
+
 static void sum_tile(const column_sums *sums, int64_t begin, int64_t width) {
-    float total[LSI_COLUMN_TILE] = {0.0f}, room[LSI_COLUMN_TILE];
+    float total[TILE], partial[TILE];
+    memset(total, 0, (size_t)width * sizeof *total);
     for (int64_t row = 0; row < sums->rows;) {
-        float partial[LSI_COLUMN_TILE] = {0.0f};
         int64_t end = row + LSI_ROW_BLOCK < sums->rows ? row + LSI_ROW_BLOCK : sums->rows;
-        for (; row < end; row++) {
-            const float *dy =
-                lsi_read(sums->dy, sums->dtype, row * sums->columns + begin, width, room);
-            for (int64_t c = 0; c < width; c++) partial[c] += dy[c];
-        }
+        memset(partial, 0, (size_t)width * sizeof *partial);
+        for (; row < end; row++) add_run(sums, row * sums->columns + begin, width, partial);
         for (int64_t c = 0; c < width; c++) total[c] += partial[c];
     }
     for (int64_t c = 0; c < width; c++)
@@ -32,8 +44,8 @@ static void sum_tile(const column_sums *sums, int64_t begin, int64_t width) {
 
 static void sum_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
-    for (int64_t at = begin; at < end; at += LSI_COLUMN_TILE)
-        sum_tile(context, at, end - at < LSI_COLUMN_TILE ? end - at : LSI_COLUMN_TILE);
+    for (int64_t at = begin; at < end; at += TILE)
+        sum_tile(context, at, end - at < TILE ? end - at : TILE);
 }
 
 void lsi_add_columns(const void *dy, ls_dtype dtype, int64_t rows, int64_t columns, float *grad,

@@ -26,6 +26,14 @@ typedef struct lsi_operand {
 /* Whether B is packed: where many rows use it, never, always. */
 typedef enum lsi_packing { LSI_PACK_IF_MANY_ROWS, LSI_PACK_NEVER, LSI_PACK_ALWAYS } lsi_packing;
 
+/* Part of a product that need not be computed: a hint. `diagonal` is d. */
+typedef enum lsi_band {
+    LSI_BAND_NONE,
+    LSI_BAND_C_LOWER, /* of C only (i,j) with j <= i + d is wanted */
+    LSI_BAND_A_LOWER, /* A (i,p) is 0 for p > i + d */
+    LSI_BAND_A_UPPER  /* A (i,p) is 0 for p < i - d */
+} lsi_band;
+
 /* C (m,n) = A (m,k) B (k,n) + bias, or C += …; sizes are those after transposing, none is 0. A and
  * B have one type; C has it too or is float32. Sums are float32 and rounded once. */
 typedef struct lsi_product {
@@ -37,6 +45,8 @@ typedef struct lsi_product {
     const float *bias; /* n, added to each row; NULL: none */
     bool add;          /* C keeps what it has, and gets the product added */
     lsi_packing packing;
+    lsi_band band;
+    int64_t diagonal;
 } lsi_product;
 
 /* Prepared products and scratch memory, used by one thread at a time. */

@@ -17,6 +17,10 @@
 #include "base/mem.h"
 #include "tensor/threads.h"
 
+static bool has_isa(dnnl_cpu_isa_t isa) {
+    return ((unsigned)dnnl_get_effective_cpu_isa() & (unsigned)isa) == (unsigned)isa;
+}
+
 /* ---- the two versions ---- */
 
 #if DNNL_VERSION_MAJOR >= 3
@@ -325,6 +329,8 @@ static kind kind_of(const lsi_product *p) {
 
 ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
                           const lsi_product *product) {
+    if (lsi_product_is_small(product) && !has_isa(dnnl_cpu_isa_avx512_core_amx))
+        return lsi_product_run_small(scratch, product);
     if (!*cache) LSI_TRY(create_cache(cache));
     kind k = kind_of(product);
     prepared *p;
@@ -341,10 +347,6 @@ ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
 }
 
 /* ---- what there is ---- */
-
-static bool has_isa(dnnl_cpu_isa_t isa) {
-    return ((unsigned)dnnl_get_effective_cpu_isa() & (unsigned)isa) == (unsigned)isa;
-}
 
 bool lsi_product_knows_bf16(void) {
     return has_isa(dnnl_cpu_isa_avx512_core_bf16);

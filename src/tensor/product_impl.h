@@ -12,4 +12,8 @@ bool lsi_product_wants_primitive(const lsi_product *product);
 LS_CHECKED ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
                                      const lsi_product *product);
 
+/* Products by tiles of our own (product_tile.c): whether one is of the kind they are made for. */
+bool lsi_product_is_small(const lsi_product *product);
+LS_CHECKED ls_status lsi_product_run_small(const lsi_scratch *scratch, const lsi_product *product);
+
 #endif

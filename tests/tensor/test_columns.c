@@ -9,8 +9,8 @@
 #include "tensor/gemm.h"
 
 static const int64_t some_rows[] = {0, 1, 2, 63, 64, 65, 128, 1001};
-static const int64_t some_columns[] = {1, 3, 16, 255, 256, 257, 520};
-enum { N_ROWS = 8, N_COLUMNS = 7 };
+static const int64_t some_columns[] = {1, 3, 16, 255, 256, 257, 1025, 4097};
+enum { N_ROWS = 8, N_COLUMNS = 8 };
 
 /* Element (r,c) is (r + c) mod 5. */
 static void check_sums(int64_t rows, int64_t columns) {

@@ -34,17 +34,22 @@ static void exp_is_within_one_unit(void **state) {
     if (worst > 1.0) fail_msg("error of %.3f units at %.9g", worst, (double)at);
 }
 
-static void bounded_exp_equals_exp_inside_and_clamps_outside(void **state) {
+/* Every 1009th float32 up to 125, of both signs. */
+static void power_of_two_is_within_two_units_and_clamps(void **state) {
     (void)state;
-    for (uint32_t bits = 0; bits <= lsi_bits_of(87.0f); bits += 10007) {
+    for (uint32_t bits = 0; bits <= lsi_bits_of(125.0f); bits += 1009) {
         for (int sign = 0; sign < 2; sign++) {
             float x = lsi_float_of(bits | (uint32_t)sign << 31);
-            assert_true(lsi_expf_bounded(x) == lsi_expf(x));
+            double error = error_in_ulps(lsi_exp2f_bounded(x), exp2((double)x));
+            if (error > 2.0) fail_msg("error of %.3f units at %.9g", error, (double)x);
         }
     }
-    assert_true(lsi_expf_bounded(1e30f) == lsi_expf(87.0f));
-    assert_true(lsi_expf_bounded(-INFINITY) == lsi_expf(-87.0f));
-    assert_true(isnan(lsi_expf_bounded(NAN)));
+    for (int n = -125; n <= 125; n++) assert_true(lsi_exp2f_bounded((float)n) == ldexpf(1.0f, n));
+    assert_true(lsi_exp2f_bounded(1e30f) == 0x1p125f);
+    assert_true(lsi_exp2f_bounded(INFINITY) == 0x1p125f);
+    assert_true(lsi_exp2f_bounded(-INFINITY) == 0x1p-125f);
+    assert_true(isnan(lsi_exp2f_bounded(NAN)));
+    assert_true(isnan(lsi_exp2f_bounded(lsi_float_of(0x7FC00001u))));
 }
 
 static void extremes_of_exp_are_exact(void **state) {
@@ -110,6 +115,21 @@ static void row_exp_gives_elements_and_their_sum(void **state) {
     }
 }
 
+static void row_exp2_gives_elements_and_their_sum(void **state) {
+    (void)state;
+    for (int n = 0; n <= N_MAX; n++) {
+        float x[N_MAX], e[N_MAX];
+        double sum = 0.0;
+        for (int i = 0; i < n; i++) {
+            x[i] = e[i] = i % 10 == 9 ? -INFINITY : (float)(i % 9) - 6.0f;
+            sum += exp2(0.5 * (double)x[i] - 2.0);
+        }
+        float found = lsi_row_exp2(e, n, 0.5f, 2.0f);
+        assert_true(fabs((double)found - sum) <= 1e-6 * sum);
+        for (int i = 0; i < n; i++) assert_true(e[i] == lsi_exp2f_bounded(0.5f * x[i] - 2.0f));
+    }
+}
+
 static void first_contribution_ignores_what_was_there(void **state) {
     (void)state;
     float at = NAN;
@@ -122,11 +142,12 @@ static void first_contribution_ignores_what_was_there(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_is_within_one_unit),
-        cmocka_unit_test(bounded_exp_equals_exp_inside_and_clamps_outside),
+        cmocka_unit_test(power_of_two_is_within_two_units_and_clamps),
         cmocka_unit_test(extremes_of_exp_are_exact),
         cmocka_unit_test(row_sums_equal_closed_forms),
         cmocka_unit_test(largest_is_found_anywhere),
         cmocka_unit_test(row_exp_gives_elements_and_their_sum),
+        cmocka_unit_test(row_exp2_gives_elements_and_their_sum),
         cmocka_unit_test(first_contribution_ignores_what_was_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

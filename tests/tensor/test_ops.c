@@ -599,6 +599,7 @@ static const op_case cases[] = {
     {&attention_kind, 1, 70, 4, 1, 0.5f},
     {&attention_kind, 2, 130, 12, 3, 0},
     {&attention_kind, 2, 129, 12, 3, 0.1f},
+    {&attention_kind, 1, 66, 32, 2, 0.1f},
     {&grouped_kind, 1, 1, 1, 1, 0},
     {&grouped_kind, 2, 3, 4, 2, 0},
     {&grouped_kind, 2, 5, 6, 3, 0},

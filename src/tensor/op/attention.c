@@ -17,7 +17,8 @@
  * backward reads q, k, v and y and computes P again with the same bits. No (T,T) matrix is kept or
  * even made: queries are taken in blocks of QUERY_BLOCK rows, a block looks only at the keys up to
  * its own end, and all it needs is one scratch of (QUERY_BLOCK,T) per thread (two in backward). The
- * keys beyond are never multiplied, which halves the work.
+ * keys beyond are never multiplied, which halves the work; of the block's own keys, products may
+ * leave out what lies behind the diagonal (lsi_band). e^x is 2^(x log2 e), which is cheaper.
  *
  * Scores, softmax and the sums for dK and dV are float32 for either type; P and dS enter products
  * in the type of q. Threads share (sequence, head of keys) pairs, and each pair's products run on
@@ -37,6 +38,7 @@
 
 enum { QUERY_BLOCK = 64, ROW_ALIGN = 32 };
 
+/* P of a row = 2^(binary_scale S - largest) reciprocal. */
 typedef struct row_stat {
     float largest, reciprocal;
 } row_stat;
@@ -57,7 +59,8 @@ typedef struct attention {
     char *scratch; /* scratch_bytes per worker */
     size_t scratch_bytes;
     int64_t n_batch, n_time, n_heads, n_groups, head_size;
-    float scale, dropout;
+    float scale, binary_scale; /* of scores, for e^ and for 2^ */
+    float dropout;
     lsi_rng_stream stream;
     _Atomic int failure; /* an ls_status; a failed product of any worker */
 } attention;
@@ -158,45 +161,42 @@ static lsi_operand weights(const attention *at, const head *hd, const float *blo
     return (lsi_operand){block, at->dtype, stride, transposed};
 }
 
-static ls_status multiply(const attention *at, const head *hd, int64_t m, int64_t n, int64_t k,
-                          lsi_operand a, lsi_operand b, void *c, ls_dtype c_dtype, int64_t c_stride,
-                          bool add) {
-    lsi_product p = {.m = m,
-                     .n = n,
-                     .k = k,
-                     .a = a,
-                     .b = b,
-                     .c = c,
-                     .c_dtype = c_dtype,
-                     .c_stride = c_stride,
-                     .add = add,
-                     .packing = LSI_PACK_NEVER};
+/* Sums are float32 unless the product says otherwise. */
+static ls_status multiply(const attention *at, const head *hd, lsi_product p) {
+    if (!p.c_dtype) p.c_dtype = LS_DTYPE_F32;
+    p.packing = LSI_PACK_NEVER;
     return lsi_tape_multiply_by(at->tape, hd->worker, &p);
 }
 
 /* Scores of queries [begin, end) and keys [0, end), unscaled, one row a query. */
 static ls_status compute_scores(const attention *at, const head *hd, int64_t begin, int64_t end) {
-    return multiply(at, hd, end - begin, end, at->head_size,
-                    operand(at, part(at, hd->q, begin, 0), false), operand(at, hd->k, true),
-                    hd->scores, LS_DTYPE_F32, hd->row, false);
+    return multiply(at, hd,
+                    (lsi_product){.m = end - begin,
+                                  .n = end,
+                                  .k = at->head_size,
+                                  .a = operand(at, part(at, hd->q, begin, 0), false),
+                                  .b = operand(at, hd->k, true),
+                                  .c = hd->scores,
+                                  .c_stride = hd->row,
+                                  .band = LSI_BAND_C_LOWER,
+                                  .diagonal = begin});
 }
 
-static void mask_row(const attention *at, const head *hd, int64_t query) {
-    lsi_mask_factors(&at->stream, at->dropout, hd->first_group + query * groups_per_row(at),
-                     query + 1, hd->factor);
+static void mask_row(const attention *at, const head *hd, int64_t query, int64_t n) {
+    lsi_mask_factors(&at->stream, at->dropout, hd->first_group + query * groups_per_row(at), n,
+                     hd->factor);
+}
+
+/* Keys that a row computes, of the block's: those up to its query, and as many more as fill the
+ * lanes. */
+static int64_t keys_of_row(int64_t query, int64_t n_keys) {
+    return smaller(round_up(query + 1, LSI_LANES), n_keys);
 }
 
 /* The first n of a row of weights, then zeros up to n_keys, in the type of q. */
 static void finish_row(const attention *at, float *row, int64_t n, int64_t n_keys) {
     memset(row + n, 0, (size_t)(n_keys - n) * sizeof *row);
-    if (at->dtype == LS_DTYPE_F32) return;
-    uint16_t *half = (uint16_t *)(void *)row;
-    for (int64_t i = 0; i < n_keys; i += LSI_STRETCH) {
-        float piece[LSI_STRETCH];
-        int64_t m = smaller(n_keys - i, LSI_STRETCH);
-        memcpy(piece, row + i, (size_t)m * sizeof *piece);
-        lsi_keep(half, at->dtype, i, m, piece);
-    }
+    lsi_narrow(row, at->dtype, n_keys);
 }
 
 /* ---- forward ---- */
@@ -204,18 +204,18 @@ static void finish_row(const attention *at, float *row, int64_t n, int64_t n_key
 /* Scores of one query become exponentials, masked. */
 static void weigh_row(const attention *at, const head *hd, float *scores, int64_t query,
                       int64_t n_keys) {
-    int64_t n = query + 1;
+    int64_t n = keys_of_row(query, n_keys);
     float *restrict s = scores;
-    for (int64_t j = 0; j < n; j++) s[j] *= at->scale;
-    float largest = lsi_row_max(scores, n);
-    float sum = lsi_row_exp(scores, n, largest);
+    for (int64_t j = query + 1; j < n; j++) s[j] = -INFINITY; /* 2^-125, which no sum notices */
+    float largest = at->binary_scale * lsi_row_max(scores, n);
+    float sum = lsi_row_exp2(scores, n, at->binary_scale, largest);
     hd->stats[query] = (row_stat){largest, 1.0f / sum};
     if (at->dropout > 0.0f) {
-        mask_row(at, hd, query);
+        mask_row(at, hd, query, n);
         const float *restrict factor = hd->factor;
         for (int64_t j = 0; j < n; j++) s[j] *= factor[j];
     }
-    finish_row(at, scores, n, n_keys);
+    finish_row(at, scores, query + 1, n_keys);
 }
 
 /* Dividing by the sum after the product with V takes D operations a row instead of T. */
@@ -232,8 +232,16 @@ static ls_status forward_block(const attention *at, const head *hd, int64_t begi
     LSI_TRY(compute_scores(at, hd, begin, end));
     for (int64_t i = begin; i < end; i++)
         weigh_row(at, hd, hd->scores + (i - begin) * hd->row, i, end);
-    LSI_TRY(multiply(at, hd, end - begin, at->head_size, end, weights(at, hd, hd->scores, false),
-                     operand(at, hd->v, false), hd->block, LS_DTYPE_F32, at->head_size, false));
+    LSI_TRY(multiply(at, hd,
+                     (lsi_product){.m = end - begin,
+                                   .n = at->head_size,
+                                   .k = end,
+                                   .a = weights(at, hd, hd->scores, false),
+                                   .b = operand(at, hd->v, false),
+                                   .c = hd->block,
+                                   .c_stride = at->head_size,
+                                   .band = LSI_BAND_A_LOWER,
+                                   .diagonal = begin}));
     store_outputs(at, hd, begin, end);
     return LS_OK;
 }
@@ -256,55 +264,108 @@ static void forward_range(void *context, int64_t first, int64_t end, int worker)
 
 /* ---- backward ---- */
 
+/* dY[i] . Y[i] of a block's queries, ahead of their rows: this way the processor waits for the
+ * memory of several at once. */
+static void compute_deltas(const attention *at, const head *hd, int64_t begin, int64_t end,
+                           float delta[QUERY_BLOCK]) {
+    int64_t d = at->head_size;
+    for (int64_t i = begin; i < end; i++) {
+        const float *dy = lsi_read(part(at, hd->dy, i, 0).at, at->dtype, 0, d, hd->room);
+        const float *y = lsi_read(part(at, hd->y, i, 0).at, at->dtype, 0, d, hd->room + d);
+        delta[i - begin] = lsi_row_dot(dy, y, d);
+    }
+}
+
 /* One query: scores become P M, the product dY V^T becomes dS / sqrt(D). */
-static void grad_row(const attention *at, const head *hd, float *scores, float *grads,
+static void grad_row(const attention *at, const head *hd, float *scores, float *grads, float delta,
                      int64_t query, int64_t n_keys) {
-    int64_t n = query + 1, d = at->head_size;
+    int64_t n = keys_of_row(query, n_keys);
     row_stat stat = hd->stats[query];
-    const float *dy = lsi_read(part(at, hd->dy, query, 0).at, at->dtype, 0, d, hd->room);
-    const float *y = lsi_read(part(at, hd->y, query, 0).at, at->dtype, 0, d, hd->room + d);
-    float delta = lsi_row_dot(dy, y, d), scale = at->scale;
+    float scale = at->scale, binary = at->binary_scale;
     float *restrict s = scores, *restrict g = grads;
     if (at->dropout == 0.0f) {
         for (int64_t j = 0; j < n; j++) {
-            float p = lsi_expf(s[j] * scale - stat.largest) * stat.reciprocal;
+            float p = lsi_exp2f_bounded(s[j] * binary - stat.largest) * stat.reciprocal;
             s[j] = p;
             g[j] = p * (g[j] - delta) * scale;
         }
     } else {
-        mask_row(at, hd, query);
+        mask_row(at, hd, query, n);
         const float *restrict factor = hd->factor;
         for (int64_t j = 0; j < n; j++) {
-            float p = lsi_expf(s[j] * scale - stat.largest) * stat.reciprocal;
+            float p = lsi_exp2f_bounded(s[j] * binary - stat.largest) * stat.reciprocal;
             s[j] = p * factor[j];
             g[j] = p * (g[j] * factor[j] - delta) * scale;
         }
     }
-    finish_row(at, scores, n, n_keys);
-    finish_row(at, grads, n, n_keys);
+    finish_row(at, scores, query + 1, n_keys);
+    finish_row(at, grads, query + 1, n_keys);
+}
+
+/* dY V^T of queries [begin, end). */
+static ls_status compute_weight_grads(const attention *at, const head *hd, int64_t begin,
+                                      int64_t end) {
+    return multiply(at, hd,
+                    (lsi_product){.m = end - begin,
+                                  .n = end,
+                                  .k = at->head_size,
+                                  .a = operand(at, part(at, hd->dy, begin, 0), false),
+                                  .b = operand(at, hd->v, true),
+                                  .c = hd->grads,
+                                  .c_stride = hd->row,
+                                  .band = LSI_BAND_C_LOWER,
+                                  .diagonal = begin});
+}
+
+/* sum (end,D) = or += block^T rows, of queries [begin, end): their share of dV or dK. */
+static ls_status add_to_keys(const attention *at, const head *hd, int64_t begin, int64_t end,
+                             const float *block, view rows, float *sum, bool is_first) {
+    return multiply(at, hd,
+                    (lsi_product){.m = end,
+                                  .n = at->head_size,
+                                  .k = end - begin,
+                                  .a = weights(at, hd, block, true),
+                                  .b = operand(at, part(at, rows, begin, 0), false),
+                                  .c = sum,
+                                  .c_stride = at->head_size,
+                                  .add = !is_first,
+                                  .band = LSI_BAND_A_UPPER,
+                                  .diagonal = begin});
+}
+
+static ls_status store_query_grads(const attention *at, const head *hd, int64_t begin,
+                                   int64_t end) {
+    view dq = part(at, hd->dq, begin, 0);
+    if (!dq.at) return LS_OK;
+    return multiply(at, hd,
+                    (lsi_product){.m = end - begin,
+                                  .n = at->head_size,
+                                  .k = end,
+                                  .a = weights(at, hd, hd->grads, false),
+                                  .b = operand(at, hd->k, false),
+                                  .c = dq.at,
+                                  .c_dtype = at->dtype,
+                                  .c_stride = dq.stride,
+                                  .add = !at->first_q,
+                                  .band = LSI_BAND_A_LOWER,
+                                  .diagonal = begin});
 }
 
 /* Queries [begin, end) contribute to their dQ and to the sums for the keys before `end`. The last
  * block of the group's first head, which comes first, overwrites all of these. */
 static ls_status backward_block(const attention *at, const head *hd, int64_t begin, int64_t end,
                                 bool is_first) {
-    int64_t n = end - begin, d = at->head_size;
-    view q = part(at, hd->q, begin, 0), dq = part(at, hd->dq, begin, 0);
-    view dy = part(at, hd->dy, begin, 0);
+    float delta[QUERY_BLOCK];
     LSI_TRY(compute_scores(at, hd, begin, end));
-    LSI_TRY(multiply(at, hd, n, end, d, operand(at, dy, false), operand(at, hd->v, true), hd->grads,
-                     LS_DTYPE_F32, hd->row, false));
+    LSI_TRY(compute_weight_grads(at, hd, begin, end));
+    compute_deltas(at, hd, begin, end, delta);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = (i - begin) * hd->row;
-        grad_row(at, hd, hd->scores + row, hd->grads + row, i, end);
+        grad_row(at, hd, hd->scores + row, hd->grads + row, delta[i - begin], i, end);
     }
-    LSI_TRY(multiply(at, hd, end, d, n, weights(at, hd, hd->scores, true), operand(at, dy, false),
-                     hd->sum_v, LS_DTYPE_F32, d, !is_first));
-    LSI_TRY(multiply(at, hd, end, d, n, weights(at, hd, hd->grads, true), operand(at, q, false),
-                     hd->sum_k, LS_DTYPE_F32, d, !is_first));
-    if (!dq.at) return LS_OK;
-    return multiply(at, hd, n, d, end, weights(at, hd, hd->grads, false), operand(at, hd->k, false),
-                    dq.at, at->dtype, dq.stride, !at->first_q);
+    LSI_TRY(add_to_keys(at, hd, begin, end, hd->scores, hd->dy, hd->sum_v, is_first));
+    LSI_TRY(add_to_keys(at, hd, begin, end, hd->grads, hd->q, hd->sum_k, is_first));
+    return store_query_grads(at, hd, begin, end);
 }
 
 static ls_status backward_head(const attention *at, const head *hd, bool is_first) {
@@ -387,6 +448,7 @@ static attention describe(lsi_tape *tape, const lsi_node *node) {
     at.k = fused ? view_of(q->data, q, columns) : view_of(node->input[1]->data, node->input[1], 0);
     at.v =
         fused ? view_of(q->data, q, 2 * columns) : view_of(node->input[2]->data, node->input[2], 0);
+    at.binary_scale = at.scale * LSI_LOG2_E;
     return at;
 }
 

@@ -6,7 +6,7 @@
  *   x, y (n)          dx = dy (s + x s (1 - s) 2 du/dx)
  *
  * Saved: nothing of its own; backward reads x and computes s again, which is cheaper than keeping
- * it: the activation is four times as wide as the rest of a block. The exponent is cut at 87, where
+ * it: the activation is four times as wide as the rest of a block. The exponent is cut where
  * e^(-2u) is still finite and y is below 1e-36. */
 #include "tensor/math.h"
 #include "tensor/op.h"
@@ -26,7 +26,8 @@ typedef struct gelu_loop {
 
 /* e^(-2u) */
 static inline float tail(float x) {
-    return lsi_expf_bounded(-TWO_ROOT_2_OVER_PI * (x + CUBIC * (x * x * x)));
+    const float a = -TWO_ROOT_2_OVER_PI * LSI_LOG2_E, b = a * CUBIC;
+    return lsi_exp2f_bounded(x * (a + b * (x * x)));
 }
 
 static inline float slope(float x) {

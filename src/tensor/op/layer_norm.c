@@ -76,6 +76,7 @@ static void row_sums(const float *restrict x, const float *restrict dy, const fl
     float lane_g[LSI_LANES] = {0.0f}, lane_gz[LSI_LANES] = {0.0f};
     int64_t i = 0;
     for (; i + LSI_LANES <= n; i += LSI_LANES) {
+        LSI_LANE_LOOP
         for (int l = 0; l < LSI_LANES; l++) {
             float g = dy[i + l] * w[i + l];
             lane_g[l] += g;

@@ -65,6 +65,7 @@ static float sum_of_gx(const float *restrict x, const float *restrict dy, const 
     float lane[LSI_LANES] = {0.0f};
     int64_t i = 0;
     for (; i + LSI_LANES <= n; i += LSI_LANES) {
+        LSI_LANE_LOOP
         for (int l = 0; l < LSI_LANES; l++) lane[l] += dy[i + l] * w[i + l] * x[i + l];
     }
     for (int l = 0; i + l < n; l++) lane[l] += dy[i + l] * w[i + l] * x[i + l];
