@@ -544,6 +544,53 @@ static void a_rank_keeps_its_shard_of_frozen_parameters(void **state) {
             assert_ok(run_ranks(RANKS_AS_PROCESSES, *n, keep_shards, (void *)&keepings[k]));
 }
 
+/* T031: 1000 parameters of one unit, of which 100 are trained: 4000 bytes of values, 400 of
+ * gradients and 800 of states in all, and padding of a line for each slice. */
+static ls_status keep_a_tenth(ls_group *group, void *context) {
+    enum { FROZEN = 900, TRAINED = 100, N_KINDS = 3, SLICES = 3, LINE = 64 };
+    static const lsi_mem_kind kinds[N_KINDS] = {LSI_MEM_PARAMS, LSI_MEM_GRADS, LSI_MEM_OPTIMIZER};
+    static const int64_t lengths[] = {-FROZEN, TRAINED};
+    static const ls_unit_use both[] = {{.param = 0}, {.param = 1}};
+    toy t;
+    ls_ddp *ddp = NULL;
+    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    int64_t mine = 0, all[LSI_MAX_RANKS], sum = 0, n = ls_group_world_size(group);
+    (void)context;
+    opts.strategy = LS_STRATEGY_ZERO3;
+    opts.replicas = LS_REPLICAS_PRIVATE;
+    opts.uses = both;
+    opts.n_uses = COUNT_OF(both);
+    toy_init(&t, lengths, COUNT_OF(lengths), 0);
+    for (int k = 0; k < N_KINDS; k++) mine -= lsi_mem_now(kinds[k]);
+    LSI_TRY(ls_ddp_create(group, t.params, t.n_params, &opts, &ddp));
+    LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
+    LSI_TRY(ls_ddp_before_forward(ddp, 0));
+    LSI_TRY(ls_ddp_after_forward(ddp, 0));
+    LSI_TRY(ls_ddp_begin_backward(ddp));
+    LSI_TRY(ls_ddp_before_backward(ddp, 0));
+    LSI_TRY(ls_ddp_grad_needed(ddp, 1));
+    toy_write_gradient(&t, 1, 0, ls_group_rank(group), 0);
+    LSI_TRY(ls_ddp_grad_ready(ddp, 1));
+    LSI_TRY(ls_ddp_after_backward(ddp, 0));
+    LSI_TRY(ls_ddp_end_backward(ddp));
+    LSI_TRY(ls_ddp_finish_step(ddp));
+    LSI_TRY(ls_ddp_update(ddp, &adamw));
+    for (int k = 0; k < N_KINDS; k++) mine += lsi_mem_now(kinds[k]);
+    LSI_TRY(ls_all_gather(group, &mine, all, 1, LS_DTYPE_I64, NULL));
+    for (int r = 0; r < n; r++) sum += all[r];
+    RANK_CHECK(sum >= 5200 && sum <= 5200 + n * SLICES * LINE, "%lld bytes in all", (long long)sum);
+    RANK_CHECK(mine <= 5200 / n + (SLICES + 2) * LINE, "%lld bytes", (long long)mine);
+    ls_ddp_destroy(ddp);
+    toy_fini(&t);
+    return LS_OK;
+}
+
+static void a_unit_may_mix_frozen_and_trained(void **state) {
+    (void)state;
+    assert_ok(run_ranks(RANKS_AS_PROCESSES, 2, keep_a_tenth, NULL));
+    assert_ok(run_ranks(RANKS_AS_PROCESSES, 4, keep_a_tenth, NULL));
+}
+
 /* ---- are replicas the same ---- */
 
 /* Two groups of one rank, the second of which has another p3. */
@@ -680,6 +727,7 @@ int main(void) {
         cmocka_unit_test(failed_allocations_move_nothing),
         cmocka_unit_test(frozen_units_are_gathered_as_others_are),
         cmocka_unit_test(a_rank_keeps_its_shard_of_frozen_parameters),
+        cmocka_unit_test(a_unit_may_mix_frozen_and_trained),
         cmocka_unit_test(replicas_of_frozen_parameters_are_compared),
         cmocka_unit_test(every_row_has_the_weights_of_ddp),
         cmocka_unit_test(any_number_of_ranks_has_the_weights_of_ddp),
