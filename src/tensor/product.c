@@ -27,6 +27,23 @@ const char *lsi_bf16_products(void) {
     return widens ? "float32 after widening" : lsi_product_instructions();
 }
 
+/* ---- counting ---- */
+
+static int64_t within(int64_t value, int64_t most) {
+    return value < 0 ? 0 : value < most ? value : most;
+}
+
+int64_t lsi_product_flops(const lsi_product *p) {
+    int64_t n_pairs = 0, n = p->n, k = p->k, d = p->diagonal;
+    for (int64_t i = 0; i < p->m; i++) switch (p->band) {
+        case LSI_BAND_NONE: n_pairs += n * k; break;
+        case LSI_BAND_C_LOWER: n_pairs += within(i + d + 1, n) * k; break;
+        case LSI_BAND_A_LOWER: n_pairs += n * within(i + d + 1, k); break;
+        case LSI_BAND_A_UPPER: n_pairs += n * within(k - (i - d), k); break;
+        }
+    return 2 * n_pairs;
+}
+
 /* ---- widening ---- */
 
 /* One widening product: whole A as floats, a block of B and of C. */

@@ -49,6 +49,9 @@ typedef struct lsi_product {
     int64_t diagonal;
 } lsi_product;
 
+/* Multiplications and additions, of what the band leaves. */
+int64_t lsi_product_flops(const lsi_product *product);
+
 /* Prepared products and scratch memory, used by one thread at a time. */
 typedef struct lsi_product_cache lsi_product_cache;
 typedef struct lsi_scratch {

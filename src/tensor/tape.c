@@ -114,7 +114,7 @@ void lsi_tape_end_span(lsi_tape *tape, const char *name, lsi_phase phase) {
 
 static void count_flops(lsi_tape *tape, const lsi_product *p) {
     if (!tape->profile) return;
-    atomic_fetch_add_explicit(&tape->flops, 2 * p->m * p->n * p->k, memory_order_relaxed);
+    atomic_fetch_add_explicit(&tape->flops, lsi_product_flops(p), memory_order_relaxed);
 }
 
 bool lsi_tape_is_recording(const lsi_tape *tape) {

@@ -18,7 +18,7 @@ static const char *const strategies[] = {
     "--workers 2 --strategy zero1",
     "--workers 4 --strategy zero1 --replicas private",
     "--workers 4 --strategy zero2",
-    "--workers 2 --strategy zero2 --replicas private",
+    "--workers 2 --strategy zero2 --replicas private --no-overlap",
     "--workers 2 --strategy zero3",
     "--workers 2 " FSDP,
     "--workers 4 " FSDP "--reshard 2 --prefetch 0 --persist-below 20",
@@ -31,7 +31,7 @@ static const char *const strategies[] = {
 static const char *const gatherings[] = {
     "--workers 1",
     "--workers 2 " FSDP "--prefetch 0",
-    "--workers 4 " FSDP "--prefetch 1",
+    "--workers 4 " FSDP "--prefetch 1 --no-overlap",
     "--workers 4 " FSDP "--prefetch 3",
     "--workers 2 " FSDP "--prefetch 9 --gather-limit-mb 0.002",
     "--workers 2 " FSDP "--reshard no",

@@ -18,7 +18,7 @@
 #include "harness/ranks.h"
 #include "harness/refuse.h"
 #include "parallel/ddp_impl.h"
-#include "tree.h"
+#include "toy.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -102,12 +102,7 @@ static ls_status backward(const setting *s, const model *m, ls_ddp *ddp, int64_t
 }
 
 static ls_status one_step(const setting *s, const model *m, ls_ddp *ddp, int64_t step, int rank) {
-    ls_adamw_opts opts = {.lr = 0.01,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .epsilon = 1e-8,
-                          .weight_decay = 0.1,
-                          .grad_scale = 1};
+    ls_adamw_opts opts = toy_adamw;
     double norm;
     LSI_TRY(ls_ddp_begin_step(ddp, 1, 0));
     LSI_TRY(ls_ddp_before_forward(ddp, 0));

@@ -148,13 +148,10 @@ static ls_status pass(const setting *s, const toy *model, ls_ddp *ddp, int64_t s
 
 /* ---- training ---- */
 
-static const ls_adamw_opts adamw = {
-    .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .grad_scale = 1};
-
 static ls_status train(ls_group *group, const setting *s, const toy *model, ls_ddp *ddp,
                        const lsi_deal *deal, double *norm) {
     int rank = ls_group_rank(group);
-    ls_adamw_opts opts = adamw;
+    ls_adamw_opts opts = toy_adamw;
     sums seen[N_UNITS];
     for (int64_t step = 0; step < N_STEPS; step++) {
         double scale = 1.0 / (double)(s->accumulation * deal->n_ranks);
@@ -427,7 +424,7 @@ static ls_status count_gathers(ls_group *group, void *context) {
         LSI_TRY(ls_ddp_begin_step(ddp, N_MICRO_BATCHES, 0));
         for (int i = 0; i < N_MICRO_BATCHES; i++) LSI_TRY(pass_and_look(&s, &model, ddp));
         LSI_TRY(ls_ddp_finish_step(ddp));
-        LSI_TRY(ls_ddp_update(ddp, &adamw));
+        LSI_TRY(ls_ddp_update(ddp, &toy_adamw));
         LSI_TRY(expect_gathers(row, ddp, N_MICRO_BATCHES));
     }
     ls_ddp_destroy(ddp);
@@ -518,7 +515,7 @@ static ls_status many_buckets(ls_group *group, void *context) {
             }
             LSI_TRY(ls_ddp_end_backward(ddp));
             LSI_TRY(ls_ddp_finish_step(ddp));
-            LSI_TRY(ls_ddp_update(ddp, &adamw));
+            LSI_TRY(ls_ddp_update(ddp, &toy_adamw));
         }
         ls_ddp_destroy(ddp);
         ls_hook_destroy(hook);

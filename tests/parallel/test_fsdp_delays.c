@@ -230,12 +230,7 @@ static ls_status pass(player *p, int64_t step, int64_t micro) {
 /* ---- training ---- */
 
 static ls_status update(player *p, double *norm) {
-    ls_adamw_opts opts = {.lr = 0.01,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .epsilon = 1e-8,
-                          .weight_decay = 0.1,
-                          .grad_scale = 1};
+    ls_adamw_opts opts = toy_adamw;
     LATE(p, ls_ddp_grad_norm(p->ddp, norm));
     opts.grad_scale = ls_clip_factor(*norm, 0.5);
     LATE(p, ls_ddp_update(p->ddp, &opts));

@@ -171,12 +171,9 @@ static ls_status pass(const setting *s, const model *m, ls_ddp *ddp, bool gather
 
 /* ---- training ---- */
 
-static const ls_adamw_opts adamw = {
-    .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .grad_scale = 1};
-
 static ls_status make_step(const setting *s, model *m, ls_ddp *ddp, bool gathers,
                            const lsi_deal *deal, int rank, int64_t step, double *norm) {
-    ls_adamw_opts opts = adamw;
+    ls_adamw_opts opts = toy_adamw;
     float seen[N_UNITS];
     double scale = 1.0 / (double)(s->accumulation * deal->n_ranks);
     LSI_TRY(ls_ddp_begin_step(ddp, deal->count[rank], scale));
@@ -439,7 +436,7 @@ static ls_status count_gathers(ls_group *group, void *context) {
         LSI_TRY(ls_ddp_begin_step(ddp, N_MICRO, 0));
         for (int i = 0; i < N_MICRO; i++) LSI_TRY(pass(&s, &m, ddp, true, step, i));
         LSI_TRY(ls_ddp_finish_step(ddp));
-        LSI_TRY(ls_ddp_update(ddp, &adamw));
+        LSI_TRY(ls_ddp_update(ddp, &toy_adamw));
         LSI_TRY(expect_gathers(row, &s, ddp, N_MICRO));
     }
     ls_ddp_destroy(ddp);
@@ -574,7 +571,7 @@ static ls_status keep_a_tenth(ls_group *group, void *context) {
     LSI_TRY(ls_ddp_after_backward(ddp, 0));
     LSI_TRY(ls_ddp_end_backward(ddp));
     LSI_TRY(ls_ddp_finish_step(ddp));
-    LSI_TRY(ls_ddp_update(ddp, &adamw));
+    LSI_TRY(ls_ddp_update(ddp, &toy_adamw));
     for (int k = 0; k < N_KINDS; k++) mine += lsi_mem_now(kinds[k]);
     LSI_TRY(ls_all_gather(group, &mine, all, 1, LS_DTYPE_I64, NULL));
     for (int r = 0; r < n; r++) sum += all[r];

@@ -52,12 +52,7 @@ static ls_status train(ls_group *group, const setting *s, const toy *model, ls_d
                        bool in_rounds, double *last_norm) {
     const int64_t n = s->accumulation;
     const int rank = ls_group_rank(group), n_ranks = ls_group_world_size(group);
-    ls_adamw_opts opts = {.lr = 0.01,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .epsilon = 1e-8,
-                          .weight_decay = 0.1,
-                          .grad_scale = 1};
+    ls_adamw_opts opts = toy_adamw;
     for (int64_t step = 0; step < N_STEPS; step++) {
         LSI_TRY(ls_ddp_begin_step(ddp, n, 0));
         for (int64_t m = 0; m < n; m++)

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <lockstep/optim.h>
 #include <lockstep/parallel.h>
 
 #include "tree.h"
@@ -45,6 +46,10 @@ static inline void toy_fini(toy *t) {
     free(t->names);
     free(t->data);
 }
+
+/* What it is trained with. */
+static const ls_adamw_opts toy_adamw = {
+    .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .grad_scale = 1};
 
 static inline float toy_gradient(int64_t step, int64_t micro, int param, int64_t e) {
     return rough_value(step * 64 + micro, param, e);

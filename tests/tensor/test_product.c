@@ -175,8 +175,39 @@ static void bands_change_nothing_that_counts(void **state) {
     }
 }
 
+/* Whether the product needs this pair. */
+static bool is_needed(lsi_band band, int64_t diagonal, int64_t i, int64_t j, int64_t p) {
+    switch (band) {
+    case LSI_BAND_NONE: return true;
+    case LSI_BAND_C_LOWER: return j <= i + diagonal;
+    case LSI_BAND_A_LOWER: return p <= i + diagonal;
+    case LSI_BAND_A_UPPER: return p >= i - diagonal;
+    }
+    return false;
+}
+
+static void operations_are_those_that_the_band_leaves(void **state) {
+    (void)state;
+    static const int64_t diagonals[] = {0, 1, 7, 36, 200};
+    for (int s = 0; s < N_SIZES; s++)
+        for (int at = 0; at < 4 * 5; at++) {
+            const lsi_product product = {.m = sizes[s].m,
+                                         .n = sizes[s].n,
+                                         .k = sizes[s].k,
+                                         .band = (lsi_band)(at % 4),
+                                         .diagonal = diagonals[at / 4]};
+            int64_t n_needed = 0;
+            for (int64_t i = 0; i < product.m; i++)
+                for (int64_t j = 0; j < product.n; j++)
+                    for (int64_t p = 0; p < product.k; p++)
+                        n_needed += is_needed(product.band, product.diagonal, i, j, p);
+            assert_int_equal(lsi_product_flops(&product), 2 * n_needed);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(operations_are_those_that_the_band_leaves),
         cmocka_unit_test(products_equal_the_triple_loop),
         cmocka_unit_test(bands_change_nothing_that_counts),
     };

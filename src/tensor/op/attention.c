@@ -168,18 +168,24 @@ static ls_status multiply(const attention *at, const head *hd, lsi_product p) {
     return lsi_tape_multiply_by(at->tape, hd->worker, &p);
 }
 
-/* Scores of queries [begin, end) and keys [0, end), unscaled, one row a query. */
-static ls_status compute_scores(const attention *at, const head *hd, int64_t begin, int64_t end) {
+/* C = rows keys^T of queries [begin, end) and keys [0, end), one row a query. */
+static ls_status multiply_by_keys(const attention *at, const head *hd, int64_t begin, int64_t end,
+                                  view rows, view keys, float *c) {
     return multiply(at, hd,
                     (lsi_product){.m = end - begin,
                                   .n = end,
                                   .k = at->head_size,
-                                  .a = operand(at, part(at, hd->q, begin, 0), false),
-                                  .b = operand(at, hd->k, true),
-                                  .c = hd->scores,
+                                  .a = operand(at, part(at, rows, begin, 0), false),
+                                  .b = operand(at, keys, true),
+                                  .c = c,
                                   .c_stride = hd->row,
                                   .band = LSI_BAND_C_LOWER,
                                   .diagonal = begin});
+}
+
+/* Unscaled scores. */
+static ls_status compute_scores(const attention *at, const head *hd, int64_t begin, int64_t end) {
+    return multiply_by_keys(at, hd, begin, end, hd->q, hd->k, hd->scores);
 }
 
 static void mask_row(const attention *at, const head *hd, int64_t query, int64_t n) {
@@ -302,21 +308,6 @@ static void grad_row(const attention *at, const head *hd, float *scores, float *
     finish_row(at, grads, query + 1, n_keys);
 }
 
-/* dY V^T of queries [begin, end). */
-static ls_status compute_weight_grads(const attention *at, const head *hd, int64_t begin,
-                                      int64_t end) {
-    return multiply(at, hd,
-                    (lsi_product){.m = end - begin,
-                                  .n = end,
-                                  .k = at->head_size,
-                                  .a = operand(at, part(at, hd->dy, begin, 0), false),
-                                  .b = operand(at, hd->v, true),
-                                  .c = hd->grads,
-                                  .c_stride = hd->row,
-                                  .band = LSI_BAND_C_LOWER,
-                                  .diagonal = begin});
-}
-
 /* sum (end,D) = or += block^T rows, of queries [begin, end): their share of dV or dK. */
 static ls_status add_to_keys(const attention *at, const head *hd, int64_t begin, int64_t end,
                              const float *block, view rows, float *sum, bool is_first) {
@@ -357,7 +348,7 @@ static ls_status backward_block(const attention *at, const head *hd, int64_t beg
                                 bool is_first) {
     float delta[QUERY_BLOCK];
     LSI_TRY(compute_scores(at, hd, begin, end));
-    LSI_TRY(compute_weight_grads(at, hd, begin, end));
+    LSI_TRY(multiply_by_keys(at, hd, begin, end, hd->dy, hd->v, hd->grads));
     compute_deltas(at, hd, begin, end, delta);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = (i - begin) * hd->row;
