@@ -24,7 +24,7 @@ static ls_status check_size(const ls_ddp_opts *opts) {
  * over. */
 static ls_status check_sharding(const ls_ddp_opts *o) {
     bool is_sharded = o->strategy != LS_STRATEGY_DDP;
-    bool gathers = o->strategy == LS_STRATEGY_ZERO3 && o->replicas == LS_REPLICAS_PRIVATE;
+    bool gathers = lsi_gathers_units(o->strategy, o->replicas);
     bool has_copies = is_sharded && o->replicas == LS_REPLICAS_PRIVATE;
     const char *sharded = "is for sharded strategies";
     const char *private = "is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE";
@@ -117,8 +117,7 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
 /* Of frozen ones, opts.fill gives those that units are gathered with. */
 static bool is_filled(const ls_ddp_opts *opts, const ls_param *params, int index) {
     bool is_used = !(params[index].flags & LS_PARAM_FROZEN);
-    bool gathers =
-        opts->strategy == LS_STRATEGY_ZERO3 && opts->replicas == LS_REPLICAS_PRIVATE && opts->uses;
+    bool gathers = lsi_gathers_units(opts->strategy, opts->replicas) && opts->uses;
     for (int k = 0; gathers && k < opts->n_uses && !is_used; k++)
         is_used = opts->uses[k].param == index;
     return is_used;

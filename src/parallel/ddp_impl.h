@@ -237,7 +237,7 @@ static inline bool lsi_ddp_shards_gradients(const ls_ddp *ddp) {
 }
 /* Whether parameters come and go. */
 static inline bool lsi_ddp_gathers(const ls_ddp *ddp) {
-    return ddp->opts.strategy == LS_STRATEGY_ZERO3 && ddp->opts.replicas == LS_REPLICAS_PRIVATE;
+    return lsi_gathers_units(ddp->opts.strategy, ddp->opts.replicas);
 }
 /* Whether gradients are sent as BF16. */
 static inline bool lsi_ddp_narrows(const ls_ddp *ddp) {

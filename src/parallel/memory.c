@@ -1,6 +1,8 @@
 /* The formulas of memory.h. The table says what a strategy shards; all else follows from it. */
 #include "parallel/memory.h"
 
+#include "parallel/units.h"
+
 enum { MOMENTS_BYTES = 8, MASTER_BYTES = 4, WIDE_BYTES = 4, NARROW_BYTES = 2, GRAD_BYTES = 4 };
 
 /* Whether a rank keeps its shard of a state only. */
@@ -49,7 +51,7 @@ static int n_partial_sums(const lsi_memory_input *in, int n_shards) {
 }
 
 static bool gathers(const lsi_memory_input *in) {
-    return in->strategy == LS_STRATEGY_ZERO3 && in->replicas == LS_REPLICAS_PRIVATE;
+    return lsi_gathers_units(in->strategy, in->replicas);
 }
 
 static lsi_mem_figure gathered(const lsi_memory_input *in, int64_t value_bytes) {

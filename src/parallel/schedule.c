@@ -37,7 +37,7 @@ static bool shards_gradients(const lsi_schedule_input *in) {
 }
 
 static bool gathers(const lsi_schedule_input *in) {
-    return in->opts->strategy == LS_STRATEGY_ZERO3 && in->opts->replicas == LS_REPLICAS_PRIVATE;
+    return lsi_gathers_units(in->opts->strategy, in->opts->replicas);
 }
 
 static void size_groups(const lsi_schedule_input *in, int group_ranks[LSI_N_SCHEDULE_GROUPS]) {

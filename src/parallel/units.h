@@ -28,6 +28,11 @@
 
 enum { LSI_PERSISTENT = -1 };
 
+/* Whether the ranks gather units of parameters: private ZeRO-3. */
+static inline bool lsi_gathers_units(int strategy, int replicas) {
+    return strategy == LS_STRATEGY_ZERO3 && replicas == LS_REPLICAS_PRIVATE;
+}
+
 /* Bits. */
 typedef enum lsi_pass { LSI_FORWARD = 1, LSI_BACKWARD = 2 } lsi_pass;
 

@@ -7,6 +7,7 @@
 
 #include <lockstep/parallel.h>
 
+#include "parallel/units.h"
 #include "train/config.h"
 
 typedef struct choice {
@@ -60,11 +61,11 @@ static bool is_hybrid(const lsi_train_config *c) {
 static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *plan) {
     static const char gathering[] =
         "is for --replicas private with --strategy zero3 or hybrid, where units are gathered";
-    bool gathers = plan->strategy == LS_STRATEGY_ZERO3 && plan->replicas == LS_REPLICAS_PRIVATE;
-    static const char sums[] = "needs the sum of a worker's micro-batches, but --strategy zero2, "
-                               "zero3 and hybrid exchange "
-                               "each of them; let each worker have one a step "
-                               "(--micro-batch-size), or take --strategy zero1";
+    bool gathers = lsi_gathers_units(plan->strategy, plan->replicas);
+    static const char sums[] =
+        "needs the sum of a worker's micro-batches, but --strategy zero2, zero3 and hybrid "
+        "exchange each of them; let each worker have one a step (--micro-batch-size), or take "
+        "--strategy zero1";
     bool exchanges_each = plan->strategy >= LS_STRATEGY_ZERO2 && plan->n_micro_batches > c->workers;
     bool is_lossy = plan->hook != 0 && plan->hook != LS_HOOK_ALL_REDUCE;
     const struct {

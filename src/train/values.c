@@ -9,6 +9,7 @@
  * until that is done. */
 #include "base/mem.h"
 #include "parallel/memory.h"
+#include "parallel/units.h"
 #include "train/worker.h"
 
 /* ---- the start ---- */
@@ -32,13 +33,10 @@ static ls_status make_hollow(lsi_worker *w) {
     return LS_OK;
 }
 
-static bool gathers(const lsi_worker *w) {
-    return w->plan->strategy == LS_STRATEGY_ZERO3 && w->plan->replicas == LS_REPLICAS_PRIVATE;
-}
-
 /* Nothing is frozen yet but running statistics. */
 static bool stays_hollow(const lsi_worker *w) {
-    return w->plan->strategy != LS_STRATEGY_DDP && (!w->config->freeze || gathers(w)) &&
+    return w->plan->strategy != LS_STRATEGY_DDP &&
+           (!w->config->freeze || lsi_gathers_units(w->plan->strategy, w->plan->replicas)) &&
            lsi_model_can_be_hollow(w->model);
 }
 
