@@ -329,8 +329,11 @@ static kind kind_of(const lsi_product *p) {
 
 ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
                           const lsi_product *product) {
-    if (lsi_product_is_small(product) && !has_isa(dnnl_cpu_isa_avx512_core_amx))
+    if (has_isa(dnnl_cpu_isa_avx512_core_amx)) {
+        if (lsi_product_has_amx()) return lsi_product_run_amx(scratch, product);
+    } else if (lsi_product_is_small(product)) {
         return lsi_product_run_small(scratch, product);
+    }
     if (!*cache) LSI_TRY(create_cache(cache));
     kind k = kind_of(product);
     prepared *p;

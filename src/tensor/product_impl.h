@@ -16,4 +16,8 @@ LS_CHECKED ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratc
 bool lsi_product_is_small(const lsi_product *product);
 LS_CHECKED ls_status lsi_product_run_small(const lsi_scratch *scratch, const lsi_product *product);
 
+/* Products by the processor's tiles (product_amx.c): whether this process may use them. */
+bool lsi_product_has_amx(void);
+LS_CHECKED ls_status lsi_product_run_amx(const lsi_scratch *scratch, const lsi_product *product);
+
 #endif

@@ -10,8 +10,8 @@
  *
  * ROWS x VECTORS sums stay in registers over all of k. A library's product does the same, but
  * prepares more than such a small one is worth: those of attention, 64 x 64 x 64 and somewhat
- * larger, ran at 140 GFLOP/s through oneDNN where the processor has 230. Processors with AMX are
- * left to the library. */
+ * larger, ran at 140 GFLOP/s through oneDNN where the processor has 230. Processors with AMX take
+ * product_amx.c. */
 #include "tensor/product_impl.h"
 
 #if defined(LSI_GEMM_DNNL) && defined(__AVX512BF16__)
@@ -19,6 +19,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "tensor/pairs.h"
 #include "tensor/rows.h"
 
 enum { LANES = 16, ROWS = 6, VECTORS = 4, PANEL = LANES * VECTORS };
@@ -50,27 +51,14 @@ static void pair_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, int
     }
 }
 
-/* One of four steps that exchange rows and columns of 16 x 16 pairs: rows i and i + 8 are dealt
- * like cards into rows 2 i and 2 i + 1. */
-static inline void deal(const __m512i from[LANES], __m512i to[LANES]) {
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high =
-        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) {
-        to[2 * i] = _mm512_permutex2var_epi32(from[i], low, from[i + LANES / 2]);
-        to[2 * i + 1] = _mm512_permutex2var_epi32(from[i], high, from[i + LANES / 2]);
-    }
-}
-
 /* 16 rows of n_pairs pairs become columns. */
 static void turn_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, uint32_t *to,
                       int64_t to_stride) {
     int64_t p = 0;
     for (; p + LANES <= n_pairs; p += LANES) {
-        __m512i a[LANES], b[LANES];
+        __m512i a[LANES];
         for (int i = 0; i < LANES; i++) a[i] = _mm512_loadu_si512(from + i * stride + 2 * p);
-        deal(a, b), deal(b, a), deal(a, b), deal(b, a);
+        lsi_turn_pairs(a);
         for (int i = 0; i < LANES; i++) _mm512_storeu_si512(to + (p + i) * to_stride, a[i]);
     }
     for (; p < n_pairs; p++)

@@ -38,7 +38,7 @@ typedef struct one_case {
     lsi_packing packing;
     lsi_band band;
     int64_t diagonal;
-    bool a_transposed, b_transposed, add;
+    bool a_transposed, b_transposed, add, biased;
 } one_case;
 
 static void *take(void *owner, size_t bytes) {
@@ -90,15 +90,15 @@ static void *store(const float *m, int64_t rows, int64_t columns, bool transpose
 /* ---- a case ---- */
 
 static void fail_at(const one_case *c, int64_t i, int64_t j, float expected, float found) {
-    fail_msg("%dx%dx%d %s to %s ta=%d tb=%d add=%d packing %d band %d at (%d,%d): expected %g, "
-             "found %g",
+    fail_msg("%dx%dx%d %s to %s ta=%d tb=%d add=%d biased=%d packing %d band %d at (%d,%d): "
+             "expected %g, found %g",
              (int)c->size.m, (int)c->size.n, (int)c->size.k, ls_dtype_name(c->types.in),
-             ls_dtype_name(c->types.out), c->a_transposed, c->b_transposed, c->add, (int)c->packing,
-             (int)c->band, (int)i, (int)j, (double)expected, (double)found);
+             ls_dtype_name(c->types.out), c->a_transposed, c->b_transposed, c->add, c->biased,
+             (int)c->packing, (int)c->band, (int)i, (int)j, (double)expected, (double)found);
 }
 
 static void compare(const one_case *c, const float *a, const float *b, const float *old,
-                    const void *result) {
+                    const float *bias, const void *result) {
     size s = c->size;
     int64_t stride = s.n + PAD;
     float *found = calloc((size_t)(s.m * stride), sizeof *found);
@@ -107,7 +107,9 @@ static void compare(const one_case *c, const float *a, const float *b, const flo
     for (int64_t i = 0; i < s.m; i++) {
         for (int64_t j = 0; j < stride; j++) {
             float sum = c->add && j < s.n ? old[i * s.n + j] : 0.0f;
+            if (c->biased && j < s.n) sum += bias[j];
             for (int64_t p = 0; j < s.n && p < s.k; p++) sum += a[i * s.k + p] * b[p * s.n + j];
+            lsi_round(&sum, c->types.out, 1);
             float expected = j < s.n ? sum : guard;
             if (j < s.n && !is_wanted(c, i, j)) continue;
             if (found[i * stride + j] != expected)
@@ -120,6 +122,7 @@ static void compare(const one_case *c, const float *a, const float *b, const flo
 static void check(const one_case *c) {
     size s = c->size;
     float *a = draw(s.m, s.k, 1), *b = draw(s.k, s.n, 2), *old = draw(s.m, s.n, 3);
+    float *bias = draw(1, s.n, 4);
     for (int64_t i = 0; i < s.m * s.k; i++)
         if (is_zero_of_a(c, i / s.k, i % s.k)) a[i] = 0.0f;
     void *stored_a = store(a, s.m, s.k, c->a_transposed, c->types.in);
@@ -134,6 +137,7 @@ static void check(const one_case *c) {
         .c = result,
         .c_dtype = c->types.out,
         .c_stride = s.n + PAD,
+        .bias = c->biased ? bias : NULL,
         .add = c->add,
         .packing = c->packing,
         .band = c->band,
@@ -141,20 +145,39 @@ static void check(const one_case *c) {
     lsi_product_cache *cache = NULL;
     lsi_scratch scratch = {take, give, NULL};
     assert_ok(lsi_multiply(&cache, &scratch, &p));
-    compare(c, a, b, old, result);
+    compare(c, a, b, old, bias, result);
     lsi_product_cache_destroy(cache);
-    free(a), free(b), free(old), free(stored_a), free(stored_b), free(result);
+    free(a), free(b), free(old), free(bias), free(stored_a), free(stored_b), free(result);
 }
 
 static void products_equal_the_triple_loop(void **state) {
     (void)state;
     static const lsi_packing packings[] = {LSI_PACK_NEVER, LSI_PACK_ALWAYS};
-    for (int at = 0; at < N_SIZES * N_TYPES * 2 * 8; at++) {
-        int rest = at / 8;
-        one_case c = {.a_transposed = at & 1, .b_transposed = at & 2, .add = at & 4};
+    for (int at = 0; at < N_SIZES * N_TYPES * 2 * 16; at++) {
+        int rest = at / 16;
+        one_case c = {
+            .a_transposed = at & 1, .b_transposed = at & 2, .add = at & 4, .biased = at & 8};
         c.packing = packings[rest % 2];
         c.types = all_types[rest / 2 % N_TYPES];
         c.size = sizes[rest / 2 / N_TYPES];
+        check(&c);
+    }
+}
+
+/* Sizes that are cut in pieces of k, groups of columns and chunks of rows (product_amx.c), with
+ * sums that wait for the next piece beside a narrow result. */
+static void products_in_pieces_equal_the_triple_loop(void **state) {
+    (void)state;
+    static const size large[] = {
+        {33, 545, 1090}, {2085, 35, 33}, {40, 33, 3100}, {64, 64, 2048}, {32, 1024, 1030}};
+    enum { N_LARGE = sizeof large / sizeof large[0] };
+    for (int at = 0; at < N_LARGE * 2 * 8; at++) {
+        one_case c = {.a_transposed = at & 1,
+                      .b_transposed = at & 2,
+                      .add = at & 4,
+                      .biased = at & 4,
+                      .types = all_types[1 + at / 8 % 2],
+                      .size = large[at / 16]};
         check(&c);
     }
 }
@@ -209,6 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_are_those_that_the_band_leaves),
         cmocka_unit_test(products_equal_the_triple_loop),
+        cmocka_unit_test(products_in_pieces_equal_the_triple_loop),
         cmocka_unit_test(bands_change_nothing_that_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
