@@ -47,6 +47,7 @@ const int64_t layout_opts[] = {
     OPTS(reduce_dtype),
     OPTS(fill),
     OPTS(fill_context),
+    OPTS(update_in_backward),
 };
 
 const int64_t layout_use[] = {sizeof(ls_unit_use), USE(unit), USE(param), USE(flags)};

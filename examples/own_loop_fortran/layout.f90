@@ -4,7 +4,7 @@
 module layout_of_c
     use, intrinsic :: iso_c_binding
     implicit none
-    integer, parameter :: N_PARAM = 9, N_OPTS = 31, N_USE = 4, N_ADAMW = 8, N_NUMBERS = 11
+    integer, parameter :: N_PARAM = 9, N_OPTS = 32, N_USE = 4, N_ADAMW = 8, N_NUMBERS = 11
     integer(c_int64_t), bind(C) :: layout_param(N_PARAM), layout_opts(N_OPTS)
     integer(c_int64_t), bind(C) :: layout_use(N_USE), layout_adamw(N_ADAMW)
     integer(c_int64_t), bind(C) :: layout_numbers(N_NUMBERS), layout_counts(5)
@@ -41,7 +41,7 @@ program layout
         at(c_loc(o%prefetch)), at(c_loc(o%reshard_after_forward)), &
         at(c_loc(o%gather_limit_mb)), at(c_loc(o%persist_below)), at(c_loc(o%offload)), &
         at(c_loc(o%offload_dir)), at(c_loc(o%reduce_dtype)), at(c_loc(o%fill)), &
-        at(c_loc(o%fill_context))])
+        at(c_loc(o%fill_context)), at(c_loc(o%update_in_backward))])
 
     base = address(c_loc(u))
     call compare('ls_unit_use', layout_use, [int(c_sizeof(u)), at(c_loc(u%unit)), &

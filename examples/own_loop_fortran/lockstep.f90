@@ -84,6 +84,7 @@ module lockstep
         integer(c_int) :: reduce_dtype = 0
         type(c_funptr) :: fill = c_null_funptr
         type(c_ptr) :: fill_context = c_null_ptr
+        integer(c_int) :: update_in_backward = 0
     end type
 
     interface
@@ -193,6 +194,11 @@ module lockstep
             real(c_double), intent(inout) :: norm
         end function
         integer(c_int) function ls_ddp_update(ddp, opts) bind(C)
+            import
+            type(c_ptr), value :: ddp
+            type(ls_adamw_opts), intent(in) :: opts
+        end function
+        integer(c_int) function ls_ddp_plan_update(ddp, opts) bind(C)
             import
             type(c_ptr), value :: ddp
             type(ls_adamw_opts), intent(in) :: opts

@@ -18,7 +18,8 @@
  *             ls_ddp_after_backward;
  *             ls_ddp_end_backward(ddp);
  *         ls_ddp_finish_step(ddp);      gradients are averaged now
- *         ls_ddp_update(ddp, &adamw), or with LS_STRATEGY_DDP an optimizer of one's own
+ *         ls_ddp_update(ddp, &adamw), or with LS_STRATEGY_DDP an optimizer of one's own (with
+ *         opts.update_in_backward: ls_ddp_plan_update before the last backward pass instead)
  *
  * LS_STRATEGY_DDP needs neither the calls around units nor ls_ddp_grad_needed. It and
  * LS_STRATEGY_ZERO1 send gradients in the last micro-batch of a step only, the others in each. All
@@ -74,7 +75,8 @@ typedef enum ls_strategy {
 /* Where the parameters of sharded strategies are. */
 typedef enum ls_replicas {
     LS_REPLICAS_SHARED = 0, /* one copy for all ranks of the machine, each writes its shard: between
-                               ls_ddp_finish_step and the end of ls_ddp_update nobody may read it */
+                               ls_ddp_finish_step and the end of ls_ddp_update nobody may read it
+                               (with update_in_backward: see there) */
     LS_REPLICAS_PRIVATE = 1, /* one copy a rank, all-gathered after each update; of
                                 LS_STRATEGY_ZERO3 the units that are in use */
 } ls_replicas;
@@ -192,12 +194,22 @@ typedef struct ls_ddp_opts {
      * its shard only, and params[i].data may be NULL. They are not broadcast. */
     ls_fill_fn fill;
     void *fill_context;
+    /* Sharded strategies with LS_REPLICAS_SHARED and one shard group: each rank updates its slice
+     * of a bucket while it adds it, as ls_ddp_plan_update says, and ls_ddp_finish_step ends with
+     * all parameters updated. Sums are in no memory, from LS_STRATEGY_ZERO2 on there are no shards
+     * of gradients at all, and there is no norm: nothing can be clipped. A parameter may change,
+     * for all ranks, as soon as all have said that its gradient is ready in the last backward pass:
+     * a rank that has said so must not read it before ls_ddp_finish_step has returned. From
+     * LS_STRATEGY_ZERO2 on with one micro-batch a step. Not with a hook, reduce_dtype
+     * LS_DTYPE_BF16, offload, join, find_unused_parameters, static_graph, LS_NONFINITE_SKIP; after
+     * the error of LS_NONFINITE_STOP parameters are of that step already. */
+    int update_in_backward;
 } ls_ddp_opts;
 
 #define LS_DDP_OPTS_INIT                                                                           \
     {                                                                                              \
         sizeof(ls_ddp_opts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  \
-            0, 0, 0, 0, 0, 0                                                                       \
+            0, 0, 0, 0, 0, 0, 0                                                                    \
     }
 
 /* Collective, blocks. Compares names, sizes, shapes, types, flags and order of the parameters over
@@ -213,7 +225,9 @@ LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
 /* Local (but waits for all-gathers that ls_ddp_update left going on, see opts.uses); sets
  * params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
- * in flight their memory stays with the group, because peers may still be adding to it. */
+ * in flight their memory stays with the group, because peers may still be adding to it; with
+ * opts.update_in_backward they may be updating as well, and what is copied back is of either step.
+ */
 LS_API void ls_ddp_destroy(ls_ddp *ddp);
 
 /* ---- a step ---- */
@@ -251,7 +265,8 @@ LS_API int ls_ddp_accumulates(const ls_ddp *ddp);
 LS_API LS_CHECKED ls_status ls_ddp_grad_needed(ls_ddp *ddp, int index);
 /* Local, does not block (but waits for the oldest of more than 512 buckets in flight): the gradient
  * of parameter `index` is complete for this micro-batch. On the last micro-batch it may start
- * communication. Twice for one parameter is LS_ERR_STATE. */
+ * communication, and with opts.update_in_backward the parameter's update: do not read it any more.
+ * Twice for one parameter is LS_ERR_STATE. */
 LS_API LS_CHECKED ls_status ls_ddp_grad_ready(ls_ddp *ddp, int index);
 /* Local. With find_unused_parameters or static_graph: the parameter takes no part in this
  * micro-batch's loss. Saying so early lets its bucket go; parameters that nothing was said about
@@ -283,7 +298,8 @@ LS_API LS_CHECKED ls_status ls_ddp_after_forward(ls_ddp *ddp, int unit);
 LS_API LS_CHECKED ls_status ls_ddp_before_backward(ls_ddp *ddp, int unit);
 LS_API LS_CHECKED ls_status ls_ddp_after_backward(ls_ddp *ddp, int unit);
 /* Collective, blocks until the averaged gradients are in params[i].grad (of sharded strategies:
- * this rank's shard of them; what else is there is undefined). LS_ERR_NUMERIC with
+ * this rank's shard of them; what else is there is undefined; with opts.update_in_backward all of
+ * it, and the new parameters are in params[i].data on every rank). LS_ERR_NUMERIC with
  * LS_NONFINITE_STOP names rank, bucket and parameter. */
 LS_API LS_CHECKED ls_status ls_ddp_finish_step(ls_ddp *ddp);
 /* 1: a gradient of the last step is not finite, on all ranks alike (LS_NONFINITE_SKIP): make no
@@ -297,7 +313,7 @@ LS_API LS_CHECKED ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite);
 /* Between steps: the norm of the averaged gradients, each parameter counted once: the root of the
  * sums of squares of the parameters added in their order (ls_sum_squares; F64 in the same order),
  * which every rank finds alike, with the same bits for every strategy. Local; of sharded strategies
- * collective, blocks. */
+ * collective, blocks; LS_ERR_STATE with opts.update_in_backward, which leaves no gradients. */
 LS_API LS_CHECKED ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm);
 /* Between steps: AdamW with the averaged gradients, of all parameters or of this rank's shard, and
  * then the new parameters are in params[i].data on every rank. opts: as ls_adamw_update, `step` is
@@ -305,6 +321,11 @@ LS_API LS_CHECKED ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm);
  * Parameters without a gradient are left alone with their states. The moments are made at the
  * first call. F32 and BF16. Collective, blocks (LS_STRATEGY_DDP: local). */
 LS_API LS_CHECKED ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts);
+/* With opts.update_in_backward, which takes the place of ls_ddp_update: between ls_ddp_begin_step
+ * and the step's last ls_ddp_begin_backward, which otherwise is LS_ERR_STATE. The update of this
+ * step is made with these settings, which mean what they mean there; said twice, the later ones
+ * count. Local; the moments are made at the first call. */
+LS_API LS_CHECKED ls_status ls_ddp_plan_update(ls_ddp *ddp, const ls_adamw_opts *opts);
 /* The memory that parameters were in before ls_ddp_create may be given up from now on: destroy will
  * not copy them back, and leaves params[i].data NULL. Sharded strategies; local. */
 LS_API void ls_ddp_keep_values(ls_ddp *ddp);

@@ -202,6 +202,7 @@ void lsi_group_get_stats(const ls_group *group, lsi_group_stats *stats) {
     lsi_group_unlock((ls_group *)group);
     stats->wait_ns = lsi_ticks_to_ns(stats->wait_ns);
     stats->work_ns = lsi_ticks_to_ns(stats->work_ns);
+    stats->sink_ns = lsi_ticks_to_ns(stats->sink_ns);
     stats->flight_ns = lsi_ticks_to_ns(stats->flight_ns);
 }
 

@@ -35,6 +35,15 @@
 
 typedef struct lsi_passing lsi_passing; /* state of a pattern, collective/passing.c */
 
+/* Who takes the result of a reduction block by block, so that it is never written to memory:
+ * elements [at, at + count) of this rank's part, in ascending order. It is called under the group's
+ * lock, by whoever moves works on, the group's thread as well: it computes, and does no more. */
+typedef void (*lsi_sink_fn)(void *context, int64_t at, const float *values, int64_t count);
+typedef struct lsi_sink {
+    lsi_sink_fn take; /* NULL: the result goes to the output */
+    void *context;
+} lsi_sink;
+
 typedef enum lsi_work_kind { LSI_WORK_CALL, LSI_WORK_MESSAGE, LSI_WORK_BATCH } lsi_work_kind;
 
 struct ls_work {
@@ -51,6 +60,7 @@ struct ls_work {
     uint64_t fingerprint;
     const void *input;
     void *output;
+    lsi_sink sink;   /* instead of an output */
     int64_t count;   /* of each part; of the _v calls: the longest part */
     int64_t *displs; /* of the _v calls: where parts begin, n + 1 numbers; else NULL */
     uint64_t slot;   /* one-shot: number of the slot, if the contribution needs one */
@@ -79,6 +89,7 @@ struct ls_work {
 typedef struct lsi_group_stats {
     int64_t wait_ns;    /* blocked in wait, nothing to do */
     int64_t work_ns;    /* moving and adding data */
+    int64_t sink_ns;    /* what sinks did meanwhile; not in the two above */
     int64_t flight_ns;  /* at least one work posted and not done */
     int64_t bytes_sent; /* one way: what this rank read from and wrote to others' memory, and what
                            it sent in messages, so each byte is counted by one rank */
@@ -163,6 +174,14 @@ void lsi_group_set_order(ls_group *group, const lsi_order *order);
 static inline void lsi_group_tag(ls_group *group, uint32_t tag) {
     group->tag = tag;
 }
+/* ls_reduce_scatter_v of float32 into a sink, by the direct algorithm: inputs are shared. When the
+ * work is done, the sinks of all ranks have had all. LS_ERR_UNSUPPORTED where LOCKSTEP_ALGO asks
+ * for another algorithm. */
+LS_CHECKED ls_status lsi_reduce_scatter_into(ls_group *group, const float *input,
+                                             const int64_t *counts, ls_op op, double scale,
+                                             lsi_sink sink, ls_work **work);
+/* The sink with this context takes nothing from now on, whatever becomes of its works. */
+void lsi_group_drop_sink(ls_group *group, const void *context);
 void lsi_group_get_stats(const ls_group *group, lsi_group_stats *stats);
 lsi_region *lsi_group_region(const ls_group *group);
 /* Measures what things cost in this group; collective, blocks, a few milliseconds. Groups that were

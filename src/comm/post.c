@@ -22,6 +22,7 @@ typedef struct request {
     ls_op op;
     double scale;
     int root;
+    lsi_sink sink; /* instead of an output */
 } request;
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
@@ -227,6 +228,26 @@ static ls_status choose(ls_work *work, lsi_call *call) {
     return LS_OK;
 }
 
+/* A sink gets what is added where peers' buffers are; who asks for another way is told. */
+static ls_status choose_direct(ls_work *work, const lsi_call *call) {
+    const ls_group *group = work->group;
+    lsi_choice_case c;
+    bool forced = false;
+    int algorithm = 0;
+    lsi_work_choice_case(work, call, &c);
+    LSI_TRY(lsi_choose(&c, &group->costs, &group->rules, &algorithm, &forced));
+    bool suits = algorithm == LSI_ALGORITHM_DIRECT || algorithm == LSI_ALGORITHM_SHARED;
+    if (forced && !suits)
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "%s: LOCKSTEP_ALGO asks for %s, but a sum that is used up while it is "
+                        "added needs direct; add reducescatter=direct behind the others",
+                        lsi_call_kind_name(call->kind), lsi_algorithm_name(algorithm));
+    work->algorithm = LSI_ALGORITHM_DIRECT;
+    work->contribution_bytes = 0;
+    work->slot = UINT64_MAX;
+    return LS_OK;
+}
+
 /* What must agree between ranks, but for the algorithm. */
 static void words_of(const ls_group *group, const request *r, const lsi_shape *shape,
                      uint64_t word[LSI_CALL_WORDS]) {
@@ -270,6 +291,7 @@ static ls_status describe(ls_work *work, ls_group *group, const request *r) {
     work->call = call;
     work->input = r->input;
     work->output = r->output;
+    work->sink = r->sink;
     work->n_looks = work->n_lines_taken = 0;
     work->n_seen = 0;
     work->batch = NULL;
@@ -277,7 +299,7 @@ static ls_status describe(ls_work *work, ls_group *group, const request *r) {
     if (r->counts) word[2] = (uint64_t)(call->count = work->displs[group->n_ranks]);
     if (shape->has_buffers && work->count > 0) LSI_TRY(check_buffers(work));
     if (group->n_completed < group->n_posted) LSI_TRY(check_in_flight(work));
-    LSI_TRY(choose(work, call));
+    LSI_TRY(r->sink.take ? choose_direct(work, call) : choose(work, call));
     /* From here on nothing fails. */
     word[0] |= (uint64_t)work->algorithm << 48;
     if (r->op == LS_OP_PREMUL_SUM) word[3] = 0; /* each rank has its own */
@@ -310,6 +332,14 @@ static ls_status post_locked(ls_group *group, const request *r, ls_work **handle
     return lsi_post_end(work, handle);
 }
 
+static ls_status post_request(ls_group *group, const request *r, ls_work **handle) {
+    lsi_group_lock(group);
+    ls_status status = post_locked(group, r, handle);
+    if (status != LS_OK && group->batch) status = lsi_post_failed(group, status);
+    lsi_group_unlock(group);
+    return status;
+}
+
 /* All fields one by one: gcc fills a struct with zeros by wide stores, and reading single fields of
  * these again takes longer than everything else here. */
 static ls_status post(ls_group *group, lsi_call_kind kind, const void *input, void *output,
@@ -325,11 +355,9 @@ static ls_status post(ls_group *group, lsi_call_kind kind, const void *input, vo
     r.op = op;
     r.scale = scale;
     r.root = root;
-    lsi_group_lock(group);
-    ls_status status = post_locked(group, &r, handle);
-    if (status != LS_OK && group->batch) status = lsi_post_failed(group, status);
-    lsi_group_unlock(group);
-    return status;
+    r.sink.take = NULL;
+    r.sink.context = NULL;
+    return post_request(group, &r, handle);
 }
 
 /* ---- the collectives ---- */
@@ -371,6 +399,35 @@ ls_status ls_reduce_scatter_v(ls_group *group, const void *input, void *output,
     LSI_TRY(need_counts(group, LSI_CALL_REDUCE_SCATTER, counts));
     return post(group, LSI_CALL_REDUCE_SCATTER, input, output, 0, dtype, op, scale, NO_ROOT, counts,
                 work);
+}
+
+ls_status lsi_reduce_scatter_into(ls_group *group, const float *input, const int64_t *counts,
+                                  ls_op op, double scale, lsi_sink sink, ls_work **work) {
+    const request r = {.kind = LSI_CALL_REDUCE_SCATTER,
+                       .input = input,
+                       .counts = counts,
+                       .dtype = LS_DTYPE_F32,
+                       .op = op,
+                       .scale = scale,
+                       .root = NO_ROOT,
+                       .sink = sink};
+    return post_request(group, &r, work);
+}
+
+static void drop(void *context, int64_t at, const float *values, int64_t count) {
+    (void)context;
+    (void)at;
+    (void)values;
+    (void)count;
+}
+
+void lsi_group_drop_sink(ls_group *group, const void *context) {
+    lsi_group_lock(group);
+    for (uint64_t i = group->n_completed; i < group->n_posted; i++) {
+        ls_work *work = lsi_work_at(group, i);
+        if (work->sink.take && work->sink.context == context) work->sink.take = drop;
+    }
+    lsi_group_unlock(group);
 }
 
 ls_status ls_all_gather(ls_group *group, const void *input, void *output, int64_t count,

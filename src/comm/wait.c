@@ -90,7 +90,8 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
     LSI_TRY(look(work, group->spins < FIRST_LOOKS ? 1 : FIRST_LOOKS));
     if (lsi_work_is_done(work)) return LS_OK;
     if (work->what == LSI_WORK_CALL) work->call->posted_ms = lsi_coarse_ms();
-    int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks(), work_before = group->stats.work_ns;
+    int64_t begin_ns = lsi_now_ns(), begin = lsi_ticks();
+    int64_t busy_before = group->stats.work_ns + group->stats.sink_ns;
     int64_t deadline_ns = lsi_deadline_ns(timeout_ms < 0 ? group->timeout_ms : timeout_ms);
     ls_status status = LS_OK;
     while (status == LS_OK) {
@@ -110,7 +111,8 @@ ls_status lsi_work_await(ls_work *work, int64_t timeout_ms) {
             status = lsi_report_link(work, (now_ns - begin_ns) / 1000000);
         if (status == LS_OK) status = sleep_for_change(work, deadline_ns);
     }
-    group->stats.wait_ns += lsi_ticks() - begin - (group->stats.work_ns - work_before);
+    int64_t busy = group->stats.work_ns + group->stats.sink_ns - busy_before;
+    group->stats.wait_ns += lsi_ticks() - begin - busy;
     if (lsi_work_is_done(work))
         atomic_store_explicit(&group->me->waits_for, 0, memory_order_relaxed);
     return status;

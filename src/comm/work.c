@@ -193,9 +193,10 @@ static void do_direct(ls_work *work) {
         lsi_direct(work);
         return;
     }
-    int64_t trace_ns = lsi_trace_begin(), begin = lsi_ticks();
+    lsi_group_stats *stats = &work->group->stats;
+    int64_t trace_ns = lsi_trace_begin(), begin = lsi_ticks(), sink_before = stats->sink_ns;
     lsi_direct(work);
-    work->group->stats.work_ns += lsi_ticks() - begin;
+    stats->work_ns += lsi_ticks() - begin - (stats->sink_ns - sink_before);
     lsi_trace_end(trace_ns, LSI_TRACE_COMM, lsi_call_kind_name(work->call->kind),
                   (int64_t)work->index);
 }

@@ -84,6 +84,10 @@ static void print_lr(const lsi_progress *p, char text[FIELD_BYTES]) {
 
 static void print_norm(const lsi_progress *p, char text[FIELD_BYTES]) {
     double norm = last_record(p)->grad_norm;
+    if (isnan(norm)) { /* nobody looked */
+        snprintf(text, FIELD_BYTES, "norm -");
+        return;
+    }
     snprintf(text, FIELD_BYTES, fabs(norm) < 1e4 ? "norm %.2f" : "norm %.1e", norm);
 }
 

@@ -56,6 +56,7 @@ static ls_status check_sharding(const ls_ddp_opts *o) {
         {!(o->gather_limit_mb >= 0), "gather_limit_mb", "must be at least 0"},
         {o->persist_below != 0 && !gathers, "persist_below", private},
         {o->persist_below < 0, "persist_below", "must be at least 0"},
+        {o->update_in_backward && !is_sharded, "update_in_backward", sharded},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].is_wrong)
@@ -88,6 +89,32 @@ static ls_status check_together(const ls_ddp_opts *o) {
     return LS_OK;
 }
 
+/* What does not go with an update that is made before a step's gradients are all there. */
+static ls_status check_early(const ls_ddp_opts *o) {
+    const struct {
+        bool is_wrong;
+        const char *why;
+    } rows[] = {
+        {o->replicas != LS_REPLICAS_SHARED,
+         "private copies are gathered after an update of all; take LS_REPLICAS_SHARED"},
+        {o->hook, "a hook leaves averages in memory, which there are none of; leave hook NULL"},
+        {o->reduce_dtype == LS_DTYPE_BF16,
+         "buckets are added as they are; take reduce_dtype LS_DTYPE_F32"},
+        {o->offload != LS_OFFLOAD_NONE,
+         "states that are in a file would be waited for within a reduction; take LS_OFFLOAD_NONE"},
+        {o->find_unused_parameters || o->static_graph,
+         "which parameters no rank used is known at the end of a step, when all are updated; do "
+         "without find_unused_parameters and static_graph"},
+        {o->join != LS_JOIN_NONE,
+         "who has run out of data has no backward pass to make the update in; take LS_JOIN_NONE"},
+        {o->nonfinite == LS_NONFINITE_SKIP, lsi_ddp_no_skip},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && o->update_in_backward; i++)
+        if (rows[i].is_wrong)
+            return lsi_fail(LS_ERR_UNSUPPORTED, "ddp options: update_in_backward: %s", rows[i].why);
+    return LS_OK;
+}
+
 static ls_status check_opts(const ls_ddp_opts *opts) {
     LSI_TRY(check_size(opts));
     if (!(opts->bucket_cap_mb >= 0 && opts->bucket_cap_mb <= 1e9) ||
@@ -111,6 +138,7 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
                             rows[i].name, rows[i].value, rows[i].largest);
     LSI_TRY(check_together(opts));
     LSI_TRY(check_sharding(opts));
+    LSI_TRY(check_early(opts));
     return lsi_check_params("buffer", opts->buffers, opts->n_buffers, false);
 }
 
@@ -138,7 +166,7 @@ static uint64_t hash_uses(const ls_ddp_opts *opts) {
 
 /* What must be the same on all ranks, as text. */
 static ls_status agree_on_options(ls_ddp *ddp) {
-    char text[768];
+    char text[800];
     const ls_ddp_opts *o = &ddp->opts;
     snprintf(
         text, sizeof text,
@@ -146,13 +174,14 @@ static ls_status agree_on_options(ls_ddp *ddp) {
         "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
         "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d "
         "shard_size %d uses %d:%08x prefetch %d reshard_after_forward %d gather_limit_mb %.10g "
-        "persist_below %lld offload %d reduce_dtype %d fill %d",
+        "persist_below %lld offload %d reduce_dtype %d fill %d update_in_backward %d",
         o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
         !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
         !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
         o->n_buffers, !!o->broadcast_buffers, o->masters != NULL, o->shard_size, o->n_uses,
         (unsigned)hash_uses(o), o->prefetch, o->reshard_after_forward, o->gather_limit_mb,
-        (long long)o->persist_below, o->offload, o->reduce_dtype, o->fill != NULL);
+        (long long)o->persist_below, o->offload, o->reduce_dtype, o->fill != NULL,
+        !!o->update_in_backward);
     return lsi_agree_text(ddp->group, "ddp options", text);
 }
 
@@ -250,6 +279,11 @@ static ls_status split_group(ls_ddp *ddp) {
     if (size > n_ranks || n_ranks % size != 0)
         return lsi_fail(LS_ERR_ARGUMENT, "ddp options: shard_size %d does not divide %d ranks",
                         size, n_ranks);
+    if (lsi_ddp_updates_early(ddp))
+        return lsi_fail(LS_ERR_UNSUPPORTED,
+                        "ddp options: update_in_backward: sums over shard groups come after those "
+                        "within; shard_size is %d, expected 0 or all %d ranks",
+                        size, n_ranks);
     ddp->shard_group = NULL;
     return lsi_context(ls_group_mesh(ddp->group, size, &ddp->replicate_group, &ddp->shard_group),
                        "ddp: groups of %d ranks", size);
@@ -270,6 +304,7 @@ void lsi_ddp_get_stats(const ls_ddp *ddp, lsi_group_stats *stats) {
         lsi_group_get_stats(others[i], &more);
         stats->wait_ns += more.wait_ns;
         stats->work_ns += more.work_ns;
+        stats->sink_ns += more.sink_ns;
         stats->flight_ns += more.flight_ns;
         stats->bytes_sent += more.bytes_sent;
         stats->n_calls += more.n_calls;
@@ -284,6 +319,7 @@ static ls_status set_up_buckets(ls_ddp *ddp) {
     LSI_TRY(lsi_ddp_use_plan(ddp, &plan));
     if (lsi_ddp_gathers(ddp)) LSI_TRY(lsi_unit_plan_use_buckets(&ddp->units.plan, &ddp->plan));
     LSI_TRY(lsi_ddp_plan_states(ddp));
+    if (lsi_ddp_updates_early(ddp)) LSI_TRY(lsi_ddp_prepare_early(ddp));
     LSI_TRY(allocate(ddp));
     describe_buckets(ddp);
     return LS_OK;
@@ -392,6 +428,7 @@ void ls_ddp_destroy(ls_ddp *ddp) {
     for (int i = 0; i < ddp->n_params; i++) ddp->params[i].grad = NULL;
     if (ddp->state == IDLE && lsi_ddp_await_values(ddp) != LS_OK) ddp->state = FAILED;
     abandon_works(ddp);
+    lsi_ddp_end_early(ddp);
     lsi_ddp_release_gradients(ddp);
     lsi_ddp_free_shared(ddp, ddp->words);
     lsi_ddp_return_values(ddp);

@@ -1,7 +1,8 @@
 /* Buckets on their way: posted in index order as they become complete, waited for at the end of the
  * step, or where their memory is needed. ddp: an all-reduce each, or as many stages as a hook has.
  * Sharded strategies: a reduce-scatter within the shard group, or all ranks' parts where these are
- * added in the order of micro-batches; the last micro-batch's slice goes over the shard groups. */
+ * added in the order of micro-batches; the last micro-batch's slice goes over the shard groups, or
+ * is used up while it is added (ddp_early.c). */
 #include <string.h>
 
 #include "base/clock.h"
@@ -173,6 +174,8 @@ static ls_status post_bucket(ls_ddp *ddp, int index) {
         LSI_TRY(run_hook(ddp, index, 0));
     else if (lsi_ddp_orders_parts(ddp))
         LSI_TRY(in_bucket(ddp, index, exchange_parts(ddp, index)));
+    else if (lsi_ddp_updates_early(ddp))
+        LSI_TRY(in_bucket(ddp, index, lsi_ddp_post_early(ddp, index, op)));
     else if (lsi_ddp_is_sharded(ddp))
         LSI_TRY(in_bucket(ddp, index, reduce_scatter(ddp, index, op)));
     else

@@ -2,7 +2,7 @@
  * for a bucket from the moment its first gradient is asked for until its sum is in the shards, so
  * that a rank has its shard and the few buckets that are being filled or sent. Where MOST_SENDING
  * of them are on their way and no buffer is free, the oldest is waited for, not another buffer
- * made. */
+ * made. Where sums are used up while they are made (ddp_early.c) there is no shard. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -67,8 +67,13 @@ static ls_status take_shard(ls_ddp *ddp) {
     return LS_OK;
 }
 
+static ls_status take_memory(ls_ddp *ddp) {
+    if (!lsi_ddp_shards_gradients(ddp)) return take_block(ddp);
+    return lsi_ddp_updates_early(ddp) ? take_pools(ddp) : take_shard(ddp);
+}
+
 ls_status lsi_ddp_take_gradients(ls_ddp *ddp) {
-    LSI_TRY(lsi_ddp_shards_gradients(ddp) ? take_shard(ddp) : take_block(ddp));
+    LSI_TRY(take_memory(ddp));
     lsi_mem_note(LSI_MEM_GRADS, ddp->noted_bytes[0]);
     lsi_mem_note(LSI_MEM_BUCKETS, ddp->noted_bytes[1]);
     lsi_accumulator_init(&ddp->accumulator, ddp->plan.total_bytes);
@@ -275,7 +280,7 @@ ls_status lsi_ddp_retire_bucket(ls_ddp *ddp, int index) {
     if (!lsi_ddp_is_sharded(ddp)) return LS_OK;
     if (lsi_ddp_orders_parts(ddp))
         add_parts(ddp, index);
-    else
+    else if (!lsi_ddp_updates_early(ddp))
         keep_sum(ddp, index);
     if (lsi_ddp_scales_later(ddp) && ddp->is_last) LSI_TRY(complete_slice(ddp, index));
     if (lsi_ddp_shards_gradients(ddp)) close_bucket(ddp, index);

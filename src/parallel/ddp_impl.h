@@ -5,8 +5,9 @@
  *     ddp_grads.c     where gradients are  ddp_parts.c    what is kept of these in small groups
  *     ddp_exchange.c  buckets on their way ddp_states.c   where the optimizer's states are
  *     ddp_average.c   what sums are        ddp_update.c   the optimizer's step, and what it made
- *                     divided by           ddp_look.c     what can be asked between steps
- *     ddp_verdict.c   what ranks tell each other about a step
+ *                     divided by           ddp_early.c    the same while gradients are added
+ *     ddp_verdict.c   what ranks tell      ddp_look.c     what can be asked between steps
+ *                     each other about a step
  *
  * State of a step:
  *
@@ -25,7 +26,8 @@
  * touched before it was waited for. Calls of a step on the group, on every rank in this order:
  *
  *     [join] [rebuild] [buffers] [weights] bucket 0 … bucket n-1  verdict  [hook: stages 1, 2 …]
- *     sharded: norm, update (all-gathers of private copies, or a barrier)
+ *     sharded: norm, update (all-gathers of private copies, or a barrier; with update_in_backward
+ *     neither)
  *
  * schedule.h is this list as data. Private ZeRO-3 has gathers of parameters between these, so there
  * a bucket is posted behind the unit that it is complete with, not when its last gradient happens
@@ -105,6 +107,22 @@ typedef struct lsi_states {
     int n_arrays;            /* in it: 2, or 3 with masters */
     int64_t *n_updates;      /* per parameter */
 } lsi_states;
+
+/* A bucket that is used up while it is added, see ddp_early.c. */
+typedef struct lsi_early_bucket {
+    ls_ddp *ddp;
+    int first_piece, end_piece; /* of this rank's pieces, those in it */
+    int next_piece;             /* of these the first one that is not updated yet, or in part */
+    int64_t cut;                /* elements of the bucket before this rank's slice */
+    int first_nonfinite;        /* parameter whose sum is not finite; -1: none */
+} lsi_early_bucket;
+
+/* opts.update_in_backward. */
+typedef struct lsi_early_update {
+    lsi_early_bucket *buckets; /* NULL: updates are made by ls_ddp_update */
+    bool is_planned;           /* in this step, … */
+    ls_adamw_opts opts;        /* … with these settings */
+} lsi_early_update;
 
 /* A bucket's parameters that are gathered, or on their way. */
 typedef struct lsi_gathered {
@@ -197,10 +215,11 @@ struct ls_ddp {
     bool leaves_memory;  /* works of groups made from `group` are in flight at the end */
     bool leaves_file;    /* … and of the shard of parameters in a file */
 
-    lsi_grads grads;   /* ddp_grads.c, sharded gradients */
-    lsi_states states; /* ddp_states.c */
-    lsi_values values; /* ddp_values.c */
-    lsi_units units;   /* ddp_units.c */
+    lsi_grads grads;        /* ddp_grads.c, sharded gradients */
+    lsi_states states;      /* ddp_states.c */
+    lsi_values values;      /* ddp_values.c */
+    lsi_units units;        /* ddp_units.c */
+    lsi_early_update early; /* ddp_early.c */
 };
 
 enum { MAX_IN_FLIGHT = LSI_CALLS / 2 };
@@ -242,6 +261,10 @@ static inline bool lsi_ddp_gathers(const ls_ddp *ddp) {
 /* Whether gradients are sent as BF16. */
 static inline bool lsi_ddp_narrows(const ls_ddp *ddp) {
     return ddp->opts.reduce_dtype == LS_DTYPE_BF16;
+}
+/* Whether sums are used up while they are made, and kept nowhere. */
+static inline bool lsi_ddp_updates_early(const ls_ddp *ddp) {
+    return ddp->opts.update_in_backward;
 }
 /* Whether the micro-batch of now is exchanged. */
 static inline bool lsi_ddp_exchanges(const ls_ddp *ddp) {
@@ -333,6 +356,7 @@ LS_CHECKED ls_status lsi_ddp_know_scale(ls_ddp *ddp, bool wait, bool *is_known);
 /* ---- ddp_verdict.c ---- */
 
 LS_CHECKED ls_status lsi_ddp_verdict_init(ls_ddp *ddp);
+bool lsi_has_nonfinite_f32(const float *values, int64_t count);
 /* Before a bucket is posted. */
 void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket);
 LS_CHECKED ls_status lsi_ddp_post_verdict(ls_ddp *ddp);
@@ -391,6 +415,29 @@ static inline int64_t lsi_ddp_slice_offset(const ls_ddp *ddp, int bucket, int ra
 LS_CHECKED ls_status lsi_ddp_gather_bucket(ls_ddp *ddp, int index);
 void lsi_ddp_give_up_bucket(ls_ddp *ddp, int index);
 
+/* ---- ddp_early.c ---- */
+
+/* What each bucket needs. */
+LS_CHECKED ls_status lsi_ddp_prepare_early(ls_ddp *ddp);
+/* At the end: nothing is updated any more, whatever is still in flight. */
+void lsi_ddp_end_early(ls_ddp *ddp);
+/* Why LS_NONFINITE_SKIP is refused. */
+extern const char lsi_ddp_no_skip[];
+LS_CHECKED ls_status lsi_ddp_set_early(ls_ddp *ddp, const ls_adamw_opts *opts);
+/* Posts the reduction of a bucket that updates this rank's slice. */
+LS_CHECKED ls_status lsi_ddp_post_early(ls_ddp *ddp, int index, ls_op op);
+/* The first parameter in this rank's slices whose sum was not finite; -1: none. */
+int lsi_ddp_early_nonfinite(const ls_ddp *ddp);
+
+/* ---- ddp_update.c ---- */
+
+/* LS_ERR_NUMERIC unless the settings are finite. */
+LS_CHECKED ls_status lsi_ddp_check_adamw(const char *call, const ls_adamw_opts *opts);
+/* Updates a part of a parameter whose updates are counted already. Computes only. */
+struct lsi_state_view;
+void lsi_ddp_update_elements(ls_ddp *ddp, const lsi_piece *part, const float *grad,
+                             const struct lsi_state_view *states, const ls_adamw_opts *opts);
+
 /* ---- ddp_states.c ---- */
 
 LS_CHECKED ls_status lsi_ddp_plan_states(ls_ddp *ddp);
@@ -411,6 +458,8 @@ typedef ls_status (*lsi_state_visitor)(ls_ddp *ddp, const lsi_piece *part, const
  * and write their states (masters_only: their masters). */
 LS_CHECKED ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor visit,
                                           void *context);
+/* Of states in memory: those from element `state` of this rank on. */
+lsi_state_view lsi_ddp_view_states(const ls_ddp *ddp, int64_t state);
 /* The masters of a piece; there are some. */
 LS_CHECKED ls_status lsi_ddp_copy_masters(const ls_ddp *ddp, const lsi_piece *piece, float *to);
 /* Elements of a slice from now on, of all ddps of the process; 0: as usual. Tests only. */

@@ -38,6 +38,10 @@ static const float *grad_of(const void *context, const lsi_piece *piece) {
 
 ls_status ls_ddp_grad_norm(ls_ddp *ddp, double *norm) {
     LSI_TRY(expect_idle(ddp, "ls_ddp_grad_norm"));
+    if (lsi_ddp_updates_early(ddp))
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_grad_norm: with update_in_backward averaged gradients are used up "
+                        "while they are made; leave the option out where their norm is needed");
     if (lsi_ddp_is_sharded(ddp))
         return lsi_context(
             lsi_shard_norm_get(&ddp->states.norm, ddp->shard_group, grad_of, ddp, norm),

@@ -63,6 +63,7 @@ ls_status lsi_ddp_plan_states(ls_ddp *ddp) {
     LSI_TRY(check_types(ddp, "ddp with shards"));
     LSI_TRY(lsi_shard_plan_create(&ddp->plan, ddp->params, ls_group_world_size(ddp->shard_group),
                                   ls_group_rank(ddp->shard_group), &s->plan));
+    if (lsi_ddp_updates_early(ddp)) return LS_OK; /* there is no norm */
     return lsi_shard_norm_create(&ddp->plan, ddp->params, ddp->n_params, &s->plan, &s->norm);
 }
 
@@ -106,6 +107,10 @@ static lsi_state_view view(const lsi_states *s, slice in, int64_t state) {
         array[k] = lsi_spill_at(s->spill, array_offset(s, in, k));
     if (in.is_frozen) return (lsi_state_view){.master = at(array[2], i)};
     return (lsi_state_view){at(array[0], i), at(array[1], i), at(array[2], i)};
+}
+
+lsi_state_view lsi_ddp_view_states(const ls_ddp *ddp, int64_t state) {
+    return view(&ddp->states, slice_at(&ddp->states, state), state);
 }
 
 /* What is asked for and let go of: a slice, or the masters in it. */

@@ -43,6 +43,7 @@ static void clear_step(ls_ddp *ddp, int64_t n_micro, double scale) {
     ddp->given_scale = scale;
     ddp->next_micro = 0;
     ddp->is_last = ddp->in_no_sync = ddp->had_no_sync = ddp->has_weight = ddp->is_skipped = false;
+    ddp->early.is_planned = false;
     ddp->scale = ddp->weight = 0;
     ddp->first_nonfinite = -1;
     ddp->skip_reason[0] = 0;
@@ -141,15 +142,40 @@ static ls_status find_last(const ls_ddp *ddp, bool *is_last) {
 /* From zero2 on nobody ever has the sum of several micro-batches of a rank. */
 static ls_status check_sum(const ls_ddp *ddp, bool is_last) {
     if (!lsi_ddp_shards_gradients(ddp) || is_last) return LS_OK;
+    const char *what = ddp->opts.hook ? "hook" : lsi_ddp_scales_before(ddp) ? "average" : "option";
     const char *who = ddp->opts.hook               ? ddp->opts.hook->name
                       : lsi_ddp_scales_before(ddp) ? "LS_AVERAGE_MEANS"
+                      : lsi_ddp_updates_early(ddp) ? "update_in_backward"
                                                    : NULL;
     if (!who) return LS_OK;
     return lsi_fail(LS_ERR_UNSUPPORTED,
                     "ls_ddp_begin_backward: %s %s needs the sum of the step's micro-batches, but "
                     "LS_STRATEGY_ZERO2 and 3 exchange each of them; take one micro-batch a step, "
                     "or LS_STRATEGY_ZERO1",
-                    ddp->opts.hook ? "hook" : "average", who);
+                    what, who);
+}
+
+/* The update begins with this backward pass. */
+static ls_status check_plan(const ls_ddp *ddp, bool is_last) {
+    if (!lsi_ddp_updates_early(ddp) || !is_last || ddp->early.is_planned) return LS_OK;
+    return lsi_fail(LS_ERR_STATE,
+                    "ls_ddp_begin_backward: with update_in_backward the step's last backward pass "
+                    "makes the update, and its settings are not known; call ls_ddp_plan_update "
+                    "first");
+}
+
+ls_status ls_ddp_plan_update(ls_ddp *ddp, const ls_adamw_opts *opts) {
+    LSI_TRY(expect_state(ddp, BETWEEN, "ls_ddp_plan_update"));
+    if (!lsi_ddp_updates_early(ddp))
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_plan_update: update_in_backward is not set; set it, or call "
+                        "ls_ddp_update after ls_ddp_finish_step");
+    if (ddp->is_last)
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_plan_update: the step's last backward pass is over, and with it "
+                        "the update; expected before ls_ddp_begin_backward");
+    LSI_TRY(lsi_ddp_check_adamw("ls_ddp_plan_update", opts));
+    return lsi_ddp_set_early(ddp, opts);
 }
 
 static void set_ready(ls_ddp *ddp, int index) {
@@ -200,6 +226,7 @@ ls_status ls_ddp_begin_backward(ls_ddp *ddp) {
     LSI_TRY(expect_state(ddp, BETWEEN, "ls_ddp_begin_backward"));
     LSI_TRY(find_last(ddp, &is_last));
     LSI_TRY(check_sum(ddp, is_last));
+    LSI_TRY(check_plan(ddp, is_last));
     bool by_weight =
         ddp->opts.average == LS_AVERAGE_WEIGHTS || ddp->opts.average == LS_AVERAGE_MEANS;
     if (by_weight && ddp->given_scale == 0 && !ddp->has_weight)
@@ -378,6 +405,8 @@ ls_status ls_ddp_set_nonfinite(ls_ddp *ddp, int nonfinite) {
     if (nonfinite < LS_NONFINITE_IGNORE || nonfinite > LS_NONFINITE_SKIP)
         return lsi_fail(LS_ERR_ARGUMENT, "ls_ddp_set_nonfinite: %d, expected 0 to %d", nonfinite,
                         LS_NONFINITE_SKIP);
+    if (lsi_ddp_updates_early(ddp) && nonfinite == LS_NONFINITE_SKIP)
+        return lsi_fail(LS_ERR_UNSUPPORTED, "ls_ddp_set_nonfinite: %s", lsi_ddp_no_skip);
     ddp->opts.nonfinite = nonfinite;
     return LS_OK;
 }

@@ -12,11 +12,9 @@
 
 /* ---- update ---- */
 
-static ls_status update_part(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
-                             void *context) {
-    if (!lsi_ddp_has_gradient(ddp, part->param)) return LS_OK;
-    ls_adamw_opts opts = *(const ls_adamw_opts *)context;
-    const float *grad = lsi_ddp_piece_grad(ddp, part);
+void lsi_ddp_update_elements(ls_ddp *ddp, const lsi_piece *part, const float *grad,
+                             const lsi_state_view *states, const ls_adamw_opts *settings) {
+    ls_adamw_opts opts = *settings;
     void *value = lsi_ddp_piece_value(ddp, part);
     opts.step = ddp->states.n_updates[part->param];
     if (ddp->params[part->param].flags & LS_PARAM_NO_DECAY) opts.weight_decay = 0;
@@ -28,16 +26,29 @@ static ls_status update_part(ls_ddp *ddp, const lsi_piece *part, const lsi_state
                              &opts);
     else
         ls_adamw_update(value, grad, states->first, states->second, part->count, &opts);
+}
+
+static ls_status update_part(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
+                             void *context) {
+    if (!lsi_ddp_has_gradient(ddp, part->param)) return LS_OK;
+    lsi_ddp_update_elements(ddp, part, lsi_ddp_piece_grad(ddp, part), states, context);
     return lsi_ddp_let_go_of_piece(ddp, part, true);
 }
 
+ls_status lsi_ddp_check_adamw(const char *call, const ls_adamw_opts *opts) {
+    if (isfinite(opts->lr) && isfinite(opts->grad_scale)) return LS_OK;
+    return lsi_fail(LS_ERR_NUMERIC, "%s: lr %g and gradient scale %g must be finite", call,
+                    opts->lr, opts->grad_scale);
+}
+
 static ls_status check_update(const ls_ddp *ddp, const ls_adamw_opts *opts) {
+    if (lsi_ddp_updates_early(ddp))
+        return lsi_fail(LS_ERR_STATE,
+                        "ls_ddp_update: with update_in_backward ls_ddp_finish_step ends with the "
+                        "update made; say its settings by ls_ddp_plan_update and leave this out");
     if (ddp->state != IDLE || ddp->n_steps == 0)
         return lsi_fail(LS_ERR_STATE, "ls_ddp_update: expected after ls_ddp_finish_step");
-    if (!isfinite(opts->lr) || !isfinite(opts->grad_scale))
-        return lsi_fail(LS_ERR_NUMERIC, "ls_ddp_update: lr %g and gradient scale %g must be finite",
-                        opts->lr, opts->grad_scale);
-    return LS_OK;
+    return lsi_ddp_check_adamw("ls_ddp_update", opts);
 }
 
 ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts) {

@@ -7,7 +7,8 @@
  * [Note: one copy] Shared parameters are written by ls_ddp_update alone, each element by one rank.
  * No rank reads them meanwhile: ls_ddp_finish_step ends with a verdict that has come from every
  * rank after its backward pass, and ls_ddp_update with a barrier. The block is released by the last
- * rank that lets go of it. */
+ * rank that lets go of it. With opts.update_in_backward it is otherwise, see [Note: early update].
+ */
 #include <stdatomic.h>
 #include <string.h>
 

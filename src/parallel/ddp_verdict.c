@@ -50,7 +50,7 @@ ls_status lsi_ddp_verdict_init(ls_ddp *ddp) {
 /* ---- gradients that are not finite ---- */
 
 /* All bits of the exponent set: infinity or NaN. */
-static bool has_nonfinite_f32(const float *values, int64_t count) {
+bool lsi_has_nonfinite_f32(const float *values, int64_t count) {
     uint32_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -72,7 +72,7 @@ static bool has_nonfinite_f64(const double *values, int64_t count) {
 
 static bool has_nonfinite(ls_dtype dtype, const void *values, int64_t count) {
     return dtype == LS_DTYPE_F64 ? has_nonfinite_f64(values, count)
-                                 : has_nonfinite_f32(values, count);
+                                 : lsi_has_nonfinite_f32(values, count);
 }
 
 /* The first parameter in a bucket whose gradient is not finite; -1: none. */
@@ -92,11 +92,12 @@ void lsi_ddp_look_for_nonfinite(ls_ddp *ddp, const ls_bucket *bucket) {
 /* In the results that this rank has: everything, or its shard. */
 static int find_in_results(const ls_ddp *ddp) {
     int found = -1;
+    if (lsi_ddp_updates_early(ddp)) return lsi_ddp_early_nonfinite(ddp);
     if (lsi_ddp_is_sharded(ddp)) {
         for (int k = 0; k < ddp->states.plan.n_pieces && found < 0; k++) {
             const lsi_piece *piece = &ddp->states.plan.pieces[k];
             const float *grad = lsi_ddp_piece_grad(ddp, piece);
-            if (grad && has_nonfinite_f32(grad, piece->count)) found = piece->param;
+            if (grad && lsi_has_nonfinite_f32(grad, piece->count)) found = piece->param;
         }
         return found;
     }
@@ -235,8 +236,9 @@ static ls_status say_nonfinite(ls_ddp *ddp, int rank, int param) {
              ddp->params[param].name, ddp->plan.bucket_of[param], ddp->plan.n_buckets);
     ddp->is_skipped = true;
     if (ddp->opts.nonfinite == LS_NONFINITE_SKIP) return LS_OK;
-    return lsi_fail(LS_ERR_NUMERIC, "%s; lower the learning rate, or skip such steps",
-                    ddp->skip_reason);
+    return lsi_fail(LS_ERR_NUMERIC, "%s; lower the learning rate%s", ddp->skip_reason,
+                    lsi_ddp_updates_early(ddp) ? " (parameters are of this step already)"
+                                               : ", or skip such steps");
 }
 
 static ls_status judge_finite(ls_ddp *ddp) {

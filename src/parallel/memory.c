@@ -96,6 +96,7 @@ void lsi_memory_formula(const lsi_memory_input *in, lsi_mem_estimate *out) {
     const states all = of_all_elements(in);
     int64_t params = is_sharded->params ? shard_of(all.params, n) : all.params;
     int64_t grads = is_sharded->grads ? shard_of(all.grads, n) : all.grads;
+    if (is_sharded->grads && in->updates_in_backward) grads = 0;
     int64_t optimizer = is_sharded->optimizer ? shard_of(all.optimizer, n) : all.optimizer;
     *out = (lsi_mem_estimate){.file_bytes = 0};
     if (in->offload >= LS_OFFLOAD_OPTIMIZER) move_to_file(&optimizer, out);

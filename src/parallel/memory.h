@@ -31,6 +31,7 @@ typedef struct lsi_memory_input {
      * sharded, with masters if the others have some. */
     int64_t frozen_bytes, frozen_master_bytes;
     int64_t frozen_wide_elems, frozen_narrow_elems;
+    bool updates_in_backward; /* sharded gradients: there are no shards of them */
     /* Of a rank in a step. Reproducible sums of several are kept in a stack. */
     bool is_reproducible;
     int64_t n_micro_batches;

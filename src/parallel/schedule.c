@@ -293,7 +293,7 @@ static void gather_all(walk *w) {
 }
 
 static void update(walk *w) {
-    if (!is_sharded(w->in) || !w->in->updates) return;
+    if (!is_sharded(w->in) || !w->in->updates || w->in->opts->update_in_backward) return;
     if (w->in->opts->replicas == LS_REPLICAS_SHARED)
         add_whole(w, shard_group(w), LSI_FOR_UPDATE, LSI_CALL_BARRIER, LS_DTYPE_U8, 0, -1);
     else if (gathers(w->in))

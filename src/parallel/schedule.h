@@ -56,7 +56,8 @@ typedef struct lsi_schedule_input {
     int64_t n_micro_batches;      /* of this rank, as many as it makes; 0: no data (join) */
     bool has_scale;               /* ls_ddp_begin_step is given a factor */
     bool forward_first;           /* ls_ddp_begin_backward comes behind the forward pass */
-    bool updates;                 /* ls_ddp_update follows */
+    bool updates;                 /* ls_ddp_update follows; with opts->update_in_backward it has no
+                                     calls of its own */
 } lsi_schedule_input;
 
 /* A shard group of all ranks is the world. */

@@ -35,6 +35,7 @@ typedef struct lsi_train_config {
     const char *strategy, *replicas, *unit, *reshard, *offload, *offload_dir, *reduce_dtype;
     int64_t shard_group, prefetch, persist_below;
     double gather_limit_mb;
+    bool update_in_backward;
     /* gradients */
     const char *grad_average, *on_nonfinite, *freeze;
     int64_t max_skips, check_weights_every;

@@ -99,6 +99,8 @@ static ls_status create_ddp(lsi_worker *w, const ls_unit_use *uses, int n_uses) 
                               .average = w->plan->average,
                               .keep_buckets = !c->rebuild_buckets,
                               .no_overlap = !c->overlap,
+                              /* otherwise norms are looked at, see health.c */
+                              .nonfinite = c->update_in_backward ? LS_NONFINITE_STOP : 0,
                               .hook = w->hook,
                               .strategy = w->plan->strategy,
                               .replicas = w->plan->replicas,
@@ -115,7 +117,8 @@ static ls_status create_ddp(lsi_worker *w, const ls_unit_use *uses, int n_uses) 
                               .reduce_dtype =
                                   strcmp(c->reduce_dtype, "bf16") == 0 ? LS_DTYPE_BF16 : 0,
                               .fill = w->fill,
-                              .fill_context = w->fill_context};
+                              .fill_context = w->fill_context,
+                              .update_in_backward = c->update_in_backward};
     return ls_ddp_create(w->group, w->model->params, w->model->n_params, &opts, &w->ddp);
 }
 
@@ -184,6 +187,12 @@ static double scale_of(const lsi_worker *w, int64_t step) {
     return 1.0 / (double)lsi_worker_count_targets(w, step);
 }
 
+static ls_status plan_update(lsi_worker *w, int64_t step) {
+    if (!w->config->update_in_backward) return LS_OK;
+    const ls_adamw_opts adamw = lsi_worker_adamw(w, step, 1);
+    return ls_ddp_plan_update(w->ddp, &adamw);
+}
+
 ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step) {
     const lsi_deal *deal = &w->plan->deal;
     int64_t n_mine = deal->count[w->rank];
@@ -191,13 +200,16 @@ ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step) {
     w->times.forward_ns = w->times.backward_ns = 0;
     lsi_times_begin(w);
     LSI_TRY(ls_ddp_begin_step(w->ddp, n_mine, scale_of(w, step)));
+    LSI_TRY(plan_update(w, step));
     for (int64_t i = 0; i < n_mine; i++) {
         int64_t micro = lsi_deal_number(deal, w->rank, i);
         LSI_TRY(lsi_context(
             run_micro_batch(w, step, micro, &losses[i], lsi_worker_stats_of(w, w->rank, i)),
             "step %lld, micro-batch %lld", (long long)step + 1, (long long)micro));
     }
-    return lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1);
+    LSI_TRY(lsi_context(ls_ddp_finish_step(w->ddp), "step %lld", (long long)step + 1));
+    if (w->config->update_in_backward) lsi_times_take_update(w);
+    return LS_OK;
 }
 
 /* ---- buckets ---- */

@@ -3,7 +3,8 @@
  *
  * Nothing is looked for in a step that is well: the norm, which clipping needs anyway, is finite
  * then. When it is not, the step is made a second time, which gives the same numbers, and the ddp
- * looks at each rank's own gradients before they are added: it names rank, bucket and parameter. */
+ * looks at each rank's own gradients before they are added: it names rank, bucket and parameter.
+ * With --update-in-backward there is no norm and no second time: the ddp looks in every step. */
 #include <math.h>
 #include <stdio.h>
 
@@ -12,8 +13,10 @@
 static ls_status refuse_loss(const lsi_worker *w, int64_t step, const char *what) {
     return lsi_fail(LS_ERR_NUMERIC,
                     "step %lld: %s, not a finite number; lower --lr (now %g), use a longer "
-                    "--warmup-steps or a smaller --clip-norm",
-                    (long long)step + 1, what, w->config->lr);
+                    "--warmup-steps or %s",
+                    (long long)step + 1, what, w->config->lr,
+                    w->config->update_in_backward ? "do without --update-in-backward and clip"
+                                                  : "a smaller --clip-norm");
 }
 
 /* Makes the step again and looks: "rank 1: the gradient of parameter …". With a hook it may be

@@ -86,6 +86,7 @@ void lsi_worker_expect_memory(const lsi_worker *w, lsi_mem_estimate *expected) {
                            .n_ranks = w->n_ranks,
                            .shard_size = plan->shard_size,
                            .has_masters = true,
+                           .updates_in_backward = w->config->update_in_backward,
                            .is_reproducible = w->config->reproducible,
                            .n_micro_batches = plan->deal.largest,
                            .persistent_bytes = persistent_bytes(w),

@@ -121,6 +121,9 @@ const lsi_opt lsi_train_options[] = {
            "parameters as well."),
     TEXT("offload-dir", offload_dir, "FOLDER", NULL, SHARDING,
          "Where that file is made, nameless; a local disk (default: the run folder)."),
+    BOOL("update-in-backward", update_in_backward, SHARDING,
+         "Each worker updates its part while gradients are added, so that zero2 and zero3 keep "
+         "none; without the norm, so with --clip-norm 0."),
 
     FLOAT("lr", lr, "0.001", 1e-12, 1e3, OPTIMIZER, "Peak learning rate of AdamW."),
     FLOAT("min-lr", min_lr, "-1", -1, 1e3, OPTIMIZER,

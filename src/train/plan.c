@@ -67,6 +67,7 @@ static int64_t state_bytes(const lsi_train_config *c, const lsi_run_plan *plan, 
                                  .offload = plan->offload,
                                  .n_ranks = (int)c->workers,
                                  .shard_size = plan->shard_size,
+                                 .updates_in_backward = c->update_in_backward,
                                  .wide_elems = is_narrow ? 0 : n_elems,
                                  .narrow_elems = is_narrow ? n_elems : 0,
                                  .has_masters = true};

@@ -67,6 +67,7 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
         "exchange each of them; let each worker have one a step (--micro-batch-size), or take "
         "--strategy zero1";
     bool exchanges_each = plan->strategy >= LS_STRATEGY_ZERO2 && plan->n_micro_batches > c->workers;
+    bool is_early = c->update_in_backward;
     bool is_lossy = plan->hook != 0 && plan->hook != LS_HOOK_ALL_REDUCE;
     const struct {
         bool is_wrong;
@@ -105,6 +106,24 @@ static ls_status check_gradients(const lsi_train_config *c, const lsi_run_plan *
         {!gathers && plan->offload == LS_OFFLOAD_PARAMS, "--offload params", gathering},
         {plan->offload == LS_OFFLOAD_NONE && c->offload_dir, "--offload-dir",
          "is for --offload optimizer and --offload params"},
+        {is_early && (plan->strategy == LS_STRATEGY_DDP || is_hybrid(c) ||
+                      plan->replicas != LS_REPLICAS_SHARED),
+         "--update-in-backward",
+         "is for --strategy zero1, zero2 and zero3 with --replicas shared, where each worker "
+         "updates its part of the only copy"},
+        {is_early && c->clip_norm != 0, "--update-in-backward",
+         "parameters are updated before the norm of all gradients is known, so nothing can be "
+         "clipped; give --clip-norm 0 as well"},
+        {is_early && plan->skips, "--update-in-backward",
+         "parameters are updated before it is known whether all gradients are finite, so no step "
+         "can be left out; take --on-nonfinite stop"},
+        {is_early && plan->hook != 0, "--update-in-backward",
+         "hooks leave averages in memory, which there are none of; take --comm-hook none"},
+        {is_early && strcmp(c->reduce_dtype, "f32") != 0, "--update-in-backward",
+         "gradients are added as they are; take --reduce-dtype f32"},
+        {is_early && plan->offload != LS_OFFLOAD_NONE, "--update-in-backward",
+         "states in a file would be waited for while gradients are added; take --offload none"},
+        {exchanges_each && is_early, "--update-in-backward", sums},
         {plan->hook != 0 && plan->average == LS_AVERAGE_MEANS, "--grad-average ranks",
          "hooks know one factor for all workers; take --grad-average tokens"},
     };

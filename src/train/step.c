@@ -158,6 +158,29 @@ static double learning_rate(const lsi_worker *w, int64_t step) {
     return ls_schedule_lr(&schedule, step);
 }
 
+ls_adamw_opts lsi_worker_adamw(const lsi_worker *w, int64_t step, double grad_scale) {
+    const lsi_train_config *c = w->config;
+    return (ls_adamw_opts){.lr = learning_rate(w, step),
+                           .beta1 = c->beta1,
+                           .beta2 = c->beta2,
+                           .epsilon = c->epsilon,
+                           .weight_decay = c->weight_decay,
+                           .grad_scale = grad_scale};
+}
+
+/* --update-in-backward: weights are those of the next step already, whatever the losses say; that
+ * gradients are finite is known. */
+static ls_status account_for_update(lsi_worker *w, int64_t step, const char *what,
+                                    lsi_step_record *record) {
+    bool is_skipped = false;
+    record->lr = learning_rate(w, step);
+    record->grad_norm = NAN; /* nobody has it */
+    LSI_TRY(lsi_worker_judge(w, step, what, 0, &is_skipped));
+    fold_stats(w);
+    if (w->profile) lsi_profile_add(w->profile, "adamw", LSI_PHASE_STEP, w->times.optimizer_ns, 0);
+    return LS_OK;
+}
+
 static ls_status update_weights(lsi_worker *w, int64_t step, const char *what,
                                 lsi_step_record *record) {
     int64_t trace_ns = lsi_trace_begin();
@@ -170,13 +193,8 @@ static ls_status update_weights(lsi_worker *w, int64_t step, const char *what,
     LSI_TRY(lsi_worker_judge(w, step, what, record->grad_norm, &is_skipped));
     if (is_skipped) return LS_OK;
     fold_stats(w);
-    const ls_adamw_opts adamw = {.lr = record->lr,
-                                 .beta1 = w->config->beta1,
-                                 .beta2 = w->config->beta2,
-                                 .epsilon = w->config->epsilon,
-                                 .weight_decay = w->config->weight_decay,
-                                 .grad_scale =
-                                     ls_clip_factor(record->grad_norm, w->config->clip_norm)};
+    const ls_adamw_opts adamw =
+        lsi_worker_adamw(w, step, ls_clip_factor(record->grad_norm, w->config->clip_norm));
     LSI_TRY(ls_ddp_update(w->ddp, &adamw));
     int64_t update_ns = lsi_times_lap(w, NULL);
     w->times.optimizer_ns = norm_ns + update_ns;
@@ -276,7 +294,9 @@ ls_status lsi_worker_step(lsi_worker *w, int64_t step) {
     LSI_TRY(set_epoch(w, step));
     LSI_TRY(lsi_worker_compute_gradients(w, step));
     LSI_TRY(meet(w, step, &record.loss, what));
-    LSI_TRY(update_weights(w, step, *what ? what : NULL, &record));
+    const char *wrong = *what ? what : NULL;
+    LSI_TRY(w->config->update_in_backward ? account_for_update(w, step, wrong, &record)
+                                          : update_weights(w, step, wrong, &record));
     LSI_TRY(check_weights(w, step));
     lsi_times_close_step(w);
     return record_step(w, &record, &before, begin_ns);

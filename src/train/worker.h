@@ -21,6 +21,7 @@
 typedef struct lsi_step_times {
     int64_t forward_ns, backward_ns; /* of the step so far */
     int64_t optimizer_ns;            /* of the last optimizer step */
+    int64_t opened_sink_ns;          /* updates within communication, when the step began */
     int64_t last_forward_ns;         /* of the last micro-batch, as the clock saw it, … */
     int64_t last_backward_ns;        /* … and its backward pass */
     int64_t met_ns;                  /* communication, as of the last meeting of the ranks */
@@ -97,7 +98,8 @@ void lsi_worker_clean_up_ddp(lsi_worker *w);
  * allowed to go on: LS_ERR_NUMERIC, with all that can be found out. */
 LS_CHECKED ls_status lsi_worker_judge(lsi_worker *w, int64_t step, const char *what, double norm,
                                       bool *is_skipped);
-/* Averaged gradients; losses and statistics of this rank's micro-batches are left in its report. */
+/* Averaged gradients, or with --update-in-backward new weights; losses and statistics of this
+ * rank's micro-batches are left in its report. */
 LS_CHECKED ls_status lsi_worker_compute_gradients(lsi_worker *w, int64_t step);
 LS_CHECKED ls_status lsi_worker_print_buckets(lsi_worker *w);
 
@@ -119,11 +121,15 @@ enum { LSI_REPORTED_TIMES = 3 };
 void lsi_times_open_step(lsi_worker *w);
 void lsi_times_close_step(lsi_worker *w);
 void lsi_times_begin(lsi_worker *w);
-/* Time since begin or the last lap, without communication. */
+/* The optimizer step was made within communication since the step began. */
+void lsi_times_take_update(lsi_worker *w);
+/* Time since begin or the last lap, without communication and what is done within it. */
 int64_t lsi_times_lap(lsi_worker *w, int64_t *wall_ns);
 /* What the other ranks are told, just before they meet. */
 void lsi_times_report(lsi_worker *w, float times[LSI_REPORTED_TIMES]);
 
+/* Its settings; grad_scale clips. */
+ls_adamw_opts lsi_worker_adamw(const lsi_worker *w, int64_t step, double grad_scale);
 /* One optimizer step (0 = the first). */
 LS_CHECKED ls_status lsi_worker_step(lsi_worker *w, int64_t step);
 /* Loss over the validation samples and, of images, the share that is recognised; collective. NaN

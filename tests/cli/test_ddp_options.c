@@ -58,6 +58,7 @@ static void options_that_do_not_go_together_are_refused(void **state) {
 }
 
 #define FSDP "--strategy fsdp --replicas private "
+#define EARLY "--strategy zero1 --clip-norm 0 --update-in-backward "
 #define ONE_EACH "--batch-size 2 --micro-batch-size 1 "
 #define GATHERED                                                                                   \
     "is for --replicas private with --strategy zero3 or hybrid, where units are gathered"
@@ -114,6 +115,18 @@ static void options_of_other_strategies_are_refused(void **state) {
          false},
         {FSDP "--reproducible --reduce-dtype bf16", "--reduce-dtype: --reproducible promi", false},
         {FSDP "--reduce-dtype f16", "--reduce-dtype", false},
+        {"--clip-norm 0 --update-in-backward",
+         "--update-in-backward: is for --strategy zero1, zero2", false},
+        {FSDP "--clip-norm 0 --update-in-backward", "with --replicas shared", false},
+        {"--strategy hybrid --clip-norm 0 --update-in-backward", "is for --strategy zero1", false},
+        {"--strategy zero1 --update-in-backward", "so nothing can be clipped; give --clip-norm 0",
+         false},
+        {EARLY "--on-nonfinite skip", "so no step can be left out", false},
+        {EARLY "--comm-hook bf16", "--update-in-backward: hooks leave averages in memory", false},
+        {EARLY "--reduce-dtype bf16", "--update-in-backward: gradients are added as they", false},
+        {EARLY "--offload optimizer", "--update-in-backward: states in a file", false},
+        {"--strategy zero2 --clip-norm 0 --update-in-backward",
+         "--update-in-backward: needs the sum of a worker's", false},
     };
     expect_refusals(state, rows, sizeof rows / sizeof rows[0]);
 }
@@ -142,6 +155,8 @@ static void options_that_go_together_are_taken(void **state) {
         "--strategy hybrid --shard-group 1",
         "--strategy hybrid --replicas private --reduce-dtype bf16 --reshard 2",
         "--workers 4 --strategy hybrid --replicas private --shard-group 2 --reshard 2",
+        EARLY "--grad-average ranks --profile --print-memory --print-buckets",
+        ONE_EACH "--strategy zero3 --clip-norm 0 --update-in-backward --reproducible",
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         json_decref(train(state, "taken", "--steps 2 --workers 2 %s", rows[i]));

@@ -83,6 +83,7 @@ static const ls_unit_use apart[] = {{0, 0}, {1, 1}}, crossed[] = {{0, 1}, {1, 0}
     { .struct_size = sizeof(ls_ddp_opts), __VA_ARGS__ }
 #define FSDP .strategy = LS_STRATEGY_ZERO3, .replicas = LS_REPLICAS_PRIVATE
 #define ZERO1 .strategy = LS_STRATEGY_ZERO1, .replicas = LS_REPLICAS_PRIVATE
+#define EARLY .strategy = LS_STRATEGY_ZERO1, .update_in_backward = 1
 
 /* The last rank has `other` options than the rest. What differs, and no more, is named. */
 static const struct difference_row {
@@ -129,6 +130,8 @@ static const struct difference_row {
     {OPTS(FSDP), OPTS(FSDP, .persist_below = 7), "persist_below 0", "persist_below 7"},
     {OPTS(FSDP, .offload = LS_OFFLOAD_OPTIMIZER, .offload_dir = "/tmp"),
      OPTS(FSDP, .offload = LS_OFFLOAD_PARAMS, .offload_dir = "/tmp"), "offload 1", "offload 2"},
+    {OPTS(.strategy = LS_STRATEGY_ZERO1), OPTS(EARLY), "update_in_backward 0",
+     "update_in_backward 1"},
 };
 
 static ls_status expect_difference(ls_group *group, const struct difference_row *row) {
@@ -192,8 +195,13 @@ static void ranks_have_the_names_of_the_world(void **state) {
 /* Yes may be said by any number. */
 static ls_status yes_is_yes(ls_group *group, void *context) {
     ls_ddp_opts opts = {.struct_size = sizeof opts, .reproducible = 1 + ls_group_rank(group)};
-    (void)context;
-    opts.no_overlap = opts.keep_buckets = opts.find_unused_parameters = opts.reproducible;
+    opts.no_overlap = opts.keep_buckets = opts.reproducible;
+    if (*(const bool *)context) {
+        opts.strategy = LS_STRATEGY_ZERO1;
+        opts.update_in_backward = opts.reproducible;
+    } else {
+        opts.find_unused_parameters = opts.reproducible;
+    }
     small s;
     ls_ddp *ddp = NULL;
     int n = build_model(&s, PLAIN);
@@ -204,7 +212,7 @@ static ls_status yes_is_yes(ls_group *group, void *context) {
 
 static void any_number_but_zero_is_yes(void **state) {
     (void)state;
-    run_in_both(3, yes_is_yes, NULL);
+    for (int is_early = 0; is_early < 2; is_early++) run_in_both(3, yes_is_yes, &(bool){is_early});
 }
 
 /* ---- refused on every rank, before anything is sent ---- */
@@ -284,6 +292,22 @@ static const struct refused_row {
     {OPTS(.strategy = LS_STRATEGY_ZERO1, .persist_below = 9), LS_ERR_ARGUMENT,
      "persist_below is for LS_STRATEGY_ZERO3 with LS_REPLICAS_PRIVATE"},
     {OPTS(FSDP, .persist_below = -1), LS_ERR_ARGUMENT, "persist_below must be at least 0"},
+    {OPTS(.update_in_backward = 1), LS_ERR_ARGUMENT, "update_in_backward is for sharded strateg"},
+    {OPTS(FSDP, .update_in_backward = 1), LS_ERR_UNSUPPORTED,
+     "update_in_backward: private copies are gathered after an update of all"},
+    {OPTS(EARLY, .hook = &other_hook), LS_ERR_UNSUPPORTED, "update_in_backward: a hook leaves"},
+    {OPTS(EARLY, .reduce_dtype = LS_DTYPE_BF16), LS_ERR_UNSUPPORTED,
+     "update_in_backward: buckets are added as they are"},
+    {OPTS(EARLY, .offload = LS_OFFLOAD_OPTIMIZER, .offload_dir = "/tmp"), LS_ERR_UNSUPPORTED,
+     "update_in_backward: states that are in a file"},
+    {OPTS(EARLY, .find_unused_parameters = 1), LS_ERR_UNSUPPORTED,
+     "update_in_backward: which parameters no rank used is known at the end of a step"},
+    {OPTS(EARLY, .static_graph = 1), LS_ERR_UNSUPPORTED,
+     "do without find_unused_parameters and static_graph"},
+    {OPTS(EARLY, .join = LS_JOIN_WORLD), LS_ERR_UNSUPPORTED,
+     "update_in_backward: who has run out of data"},
+    {OPTS(EARLY, .nonfinite = LS_NONFINITE_SKIP), LS_ERR_UNSUPPORTED,
+     "update_in_backward: parameters are updated before it is known"},
 };
 
 static float memory[16];
@@ -416,6 +440,8 @@ static const struct late_row {
     {OPTS(.strategy = LS_STRATEGY_ZERO1, .shard_size = 3), 0, LS_ERR_ARGUMENT,
      "shard_size 3 does not divide 4 ranks"},
     {OPTS(FSDP, .shard_size = 8), 0, LS_ERR_ARGUMENT, "shard_size 8 does not divide 4 ranks"},
+    {OPTS(EARLY, .shard_size = 2), 0, LS_ERR_UNSUPPORTED,
+     "shard_size is 2, expected 0 or all 4 ranks"},
     {OPTS(FSDP, .reshard_after_forward = 3), 0, LS_ERR_ARGUMENT,
      "reshard_after_forward 3 does not divide the 4 ranks of a shard group"},
     {OPTS(FSDP, .reshard_after_forward = 8), 0, LS_ERR_ARGUMENT,

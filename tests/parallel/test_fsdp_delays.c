@@ -49,7 +49,8 @@ enum { N_PARAMS = COUNT_OF(counts), BROKEN = 3 };
 typedef struct form {
     const char *name;
     int strategy, replicas, shard_size, prefetch, reshard, persist_below, offload;
-    bool by_units; /* the ddp knows which unit uses what */
+    bool by_units;    /* the ddp knows which unit uses what */
+    bool in_backward; /* updates are made there; nothing is clipped, by ddp neither */
 } form;
 
 #define FSDP .strategy = LS_STRATEGY_ZERO3, .replicas = LS_REPLICAS_PRIVATE, .by_units = true
@@ -76,6 +77,9 @@ static const form forms[] = {
     {"fsdp in groups of 1", FSDP, .shard_size = 1},
     {"zero2, optimizer offloaded", .strategy = LS_STRATEGY_ZERO2, .offload = LS_OFFLOAD_OPTIMIZER},
     {"fsdp, parameters offloaded", FSDP, .offload = LS_OFFLOAD_PARAMS},
+    {"zero1, update in backward", .strategy = LS_STRATEGY_ZERO1, .in_backward = true},
+    {"zero2, update in backward", .strategy = LS_STRATEGY_ZERO2, .in_backward = true},
+    {"zero3, update in backward", .strategy = LS_STRATEGY_ZERO3, .in_backward = true},
 };
 /* Without the first, which the others are held to. */
 enum { N_FORMS = COUNT_OF(forms) - 1, N_PROGRAMS = N_FORMS * (SANITIZED ? 3 : 8) };
@@ -231,6 +235,8 @@ static ls_status pass(player *p, int64_t step, int64_t micro) {
 
 static ls_status update(player *p, double *norm) {
     ls_adamw_opts opts = toy_adamw;
+    if (p->form->in_backward) return LS_OK;
+    if (p->program->form->in_backward) return ls_ddp_update(p->ddp, &opts);
     LATE(p, ls_ddp_grad_norm(p->ddp, norm));
     opts.grad_scale = ls_clip_factor(*norm, 0.5);
     LATE(p, ls_ddp_update(p->ddp, &opts));
@@ -255,6 +261,7 @@ static ls_status train(player *p, const lsi_deal *deal, int rank, double *norm) 
     double scale = 1.0 / (double)(p->program->accumulation * deal->n_ranks);
     for (int64_t step = 0; step < N_STEPS; step++) {
         LATE(p, ls_ddp_begin_step(p->ddp, deal->count[rank], p->program->gives_scale ? scale : 0));
+        if (p->form->in_backward) LATE(p, ls_ddp_plan_update(p->ddp, &toy_adamw));
         for (int64_t i = 0; i < deal->count[rank]; i++)
             LSI_TRY(pass(p, step, lsi_deal_number(deal, rank, i)));
         LATE(p, ls_ddp_finish_step(p->ddp));
@@ -312,6 +319,7 @@ static ls_ddp_opts options_of(const player *p) {
     opts.prefetch = f->prefetch;
     opts.reshard_after_forward = f->reshard;
     opts.persist_below = f->persist_below;
+    opts.update_in_backward = f->in_backward;
     return opts;
 }
 
@@ -406,12 +414,14 @@ static program draw(uint64_t seed) {
     p.accumulation = 1 + throw_dice(&dice, 3);
     /* groups of zero1 add the sums of their ranks, whose micro-batches need not be a subtree */
     if (p.form->strategy == LS_STRATEGY_ZERO1 && p.form->shard_size > 0) p.accumulation = 1;
+    /* nor is there a sum of the micro-batches that others exchange one by one */
+    if (p.form->strategy >= LS_STRATEGY_ZERO2 && p.form->in_backward) p.accumulation = 1;
     p.dtype = throw_dice(&dice, 2) ? LS_DTYPE_BF16 : LS_DTYPE_F32;
     p.average = throw_dice(&dice, 3) ? LS_AVERAGE_MEAN : LS_AVERAGE_WEIGHTS;
     /* shares of the reproducible deal may be unequal, which the ddp does not know */
     bool must_give = p.accumulation > 1;
     p.gives_scale = p.average == LS_AVERAGE_MEAN && (throw_dice(&dice, 2) || must_give);
-    p.breaks = throw_dice(&dice, 4) == 0;
+    p.breaks = throw_dice(&dice, 4) == 0 && !p.form->in_backward;
     p.fills = throw_dice(&dice, 2);
     p.has_thread = throw_dice(&dice, 4) == 0;
     p.link = links[throw_dice(&dice, COUNT_OF(links))];

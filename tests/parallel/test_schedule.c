@@ -91,7 +91,7 @@ typedef struct setting {
     int average, join, nonfinite;
     double scale;
     bool without_uses, forward_first, ascending, is_narrow, broadcasts, finds_unused, no_overlap,
-        keeps_buckets, without_update, early, reproducible, sends_narrow;
+        keeps_buckets, without_update, early, reproducible, sends_narrow, updates_in_backward;
 } setting;
 
 #define DDP .strategy = LS_STRATEGY_DDP
@@ -99,6 +99,7 @@ typedef struct setting {
 #define ZERO2 .strategy = LS_STRATEGY_ZERO2
 #define ZERO3 .strategy = LS_STRATEGY_ZERO3
 #define PRIVATE .replicas = LS_REPLICAS_PRIVATE
+#define IN_BACKWARD .updates_in_backward = true
 #define TWO_BY_TWO .n_ranks = 4, .shard_size = 2
 #define ONE_BY_FOUR .n_ranks = 4, .shard_size = 4
 #define FOUR_BY_ONE .n_ranks = 4, .shard_size = 1
@@ -194,6 +195,13 @@ static const setting rows[] = {
     {ZERO3, ONE_BY_FOUR, PRIVATE},
     {ZERO3, ONE_BY_FOUR, PRIVATE, .reshard = 2},
     {ZERO3, FOUR_BY_ONE, PRIVATE},
+    {ZERO1, IN_BACKWARD},
+    {ZERO1, IN_BACKWARD, .reproducible = true, .average = LS_AVERAGE_WEIGHTS, .broadcasts = true},
+    {ZERO1, IN_BACKWARD, .model = MANY, .no_overlap = true},
+    {ZERO2, IN_BACKWARD, .nonfinite = LS_NONFINITE_STOP},
+    {ZERO2, IN_BACKWARD, .reproducible = true, .no_overlap = true, .is_narrow = true},
+    {ZERO3, IN_BACKWARD, .model = ODD_FROZEN},
+    {ZERO3, ONE_BY_FOUR, IN_BACKWARD},
     /* the table, to the byte */
     {DDP, .model = EVEN},
     {ZERO1, .model = EVEN},
@@ -232,6 +240,8 @@ static const setting rows[] = {
     {ZERO3, .model = EVEN, TWO_BY_TWO},
     {ZERO3, .model = EVEN, ONE_BY_FOUR, PRIVATE},
     {ZERO3, .model = EVEN, FOUR_BY_ONE, PRIVATE},
+    {ZERO1, .model = EVEN, IN_BACKWARD},
+    {ZERO2, .model = EVEN, IN_BACKWARD, .is_narrow = true},
 };
 
 static bool gathers(const setting *s) {
@@ -290,6 +300,7 @@ static ls_ddp_opts options_of(const setting *s, ls_param *buffers, int n_buffers
     opts.replicas = s->replicas;
     opts.shard_size = s->shard_size;
     opts.reduce_dtype = s->sends_narrow ? LS_DTYPE_BF16 : 0;
+    opts.update_in_backward = s->updates_in_backward;
     if (s->replicas == LS_REPLICAS_SHARED) return opts;
     opts.uses = has_units(s) ? models[s->model].uses : NULL;
     opts.n_uses = has_units(s) ? models[s->model].n_uses : 0;
@@ -341,18 +352,19 @@ static bool is_even(const setting *s) {
     return s->model == EVEN || s->model == TIED || s->model == LOOKED_UP || s->model == FROZEN;
 }
 
-/* Norms are never even. */
+/* Norms are never even, and there is none of gradients that are used up. */
 static bool has_norm(const setting *s) {
-    return !is_even(s);
+    return !is_even(s) && !s->updates_in_backward;
 }
 
 static ls_status make_step(const setting *s, const toy *model, ls_ddp *ddp, int64_t n_micro) {
     double norm;
     LSI_TRY(ls_ddp_begin_step(ddp, n_micro, s->scale));
+    if (s->updates_in_backward) LSI_TRY(ls_ddp_plan_update(ddp, &adamw));
     for (int64_t i = 0; i < n_micro; i++) LSI_TRY(pass(s, model, ddp));
     LSI_TRY(ls_ddp_finish_step(ddp));
     if (has_norm(s)) LSI_TRY(ls_ddp_grad_norm(ddp, &norm));
-    if (s->without_update) return LS_OK;
+    if (s->without_update || s->updates_in_backward) return LS_OK;
     LSI_TRY(ls_ddp_update(ddp, &adamw));
     return lsi_ddp_await_values(ddp); /* or bytes would be moved in the next step */
 }
@@ -611,7 +623,9 @@ static ls_status run(ls_group *group, const trial *t) {
     return LS_OK;
 }
 
-static bool is_possible(const setting *s, int n_ranks) {
+static bool is_possible(const setting *s, int n_ranks, int64_t accumulation) {
+    bool exchanges_each = s->strategy >= LS_STRATEGY_ZERO2;
+    if (s->updates_in_backward && exchanges_each && accumulation > 1) return false;
     if (s->n_ranks != 0 && s->n_ranks != n_ranks) return false;
     return s->reshard <= 1 || n_ranks % s->reshard == 0;
 }
@@ -621,7 +635,7 @@ static ls_status every_setting(ls_group *group, void *context) {
     for (size_t k = 0; k < COUNT_OF(rows); k++)
         for (int64_t accumulation = 1; accumulation <= 3; accumulation += 2) {
             trial t = {&rows[k], *how, accumulation};
-            if (!is_possible(t.s, group->n_ranks)) continue;
+            if (!is_possible(t.s, group->n_ranks, accumulation)) continue;
             if (*how == ITS_OWN && accumulation > 1) continue;
             LSI_TRY(lsi_context(run(group, &t), "row %zu, accumulation %d, %s", k,
                                 (int)accumulation, *how == IN_PLACE ? "in place" : "own choice"));

@@ -69,6 +69,9 @@ size_t lsi_contribute(const ls_work *work, unsigned char *to, int64_t begin, int
                       int64_t stride);
 /* Makes elements [begin, end) of each part of the own output. Returns bytes read from peers. */
 int64_t lsi_pull(const ls_work *work, const lsi_contributions *from, int64_t begin, int64_t end);
+/* Of a reduction: n_elems from `begin` on of the own part, made at `to`. */
+int64_t lsi_pull_reduced(const ls_work *work, const lsi_contributions *from, int64_t begin,
+                         int64_t n_elems, void *to);
 
 /* The reduction of a work; premul holds the ranks' factors. */
 lsi_reduction lsi_work_reduction(const ls_work *work, double premul[LSI_MAX_RANKS]);

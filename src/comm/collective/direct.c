@@ -20,11 +20,17 @@
  * broadcast S (n - 1) / n, gather and scatter S / n, on the root none. Broadcast where outputs are
  * private: S, on the root none. Scratch: order depth + 1 blocks of 4 KiB. Cost: 2 alpha + bytes
  * beta + S gamma; any n. When: from some KiB on, where buffers are shared. Small calls: one_shot.c;
- * private: staged.c. */
+ * private: staged.c.
+ *
+ * A reduction whose result goes to a sink (group.h) is made in blocks of 16 KiB on the stack, which
+ * the sink reads from the nearest caches. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "comm/collective/collective.h"
 #include "comm/copy.h"
+
+enum { SINK_ELEMS = 4096, LINE_BYTES = 64 };
 
 typedef enum side { INPUT, OUTPUT } side;
 
@@ -104,12 +110,26 @@ static int64_t push_to_root(const ls_work *work) {
     return me == root ? 0 : (int64_t)bytes;
 }
 
+static int64_t pull_into_sink(const ls_work *work, const lsi_contributions *from) {
+    _Alignas(LINE_BYTES) float block[SINK_ELEMS];
+    int64_t n_elems = lsi_part_count(work, work->group->rank), moved = 0;
+    for (int64_t at = 0; at < n_elems; at += SINK_ELEMS) {
+        int64_t n = n_elems - at < SINK_ELEMS ? n_elems - at : SINK_ELEMS;
+        moved += lsi_pull_reduced(work, from, at, n, block);
+        int64_t begin = lsi_ticks();
+        work->sink.take(work->sink.context, at, block, n);
+        work->group->stats.sink_ns += lsi_ticks() - begin;
+    }
+    return moved;
+}
+
 static int64_t pull(const ls_work *work) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
     lsi_contributions from;
     lsi_contributions_init(&from, 0, -1);
     for (int r = 0; r < work->group->n_ranks; r++)
         if (!shape->root_in || r == work->call->root) from.at[r] = buffer_of(work, r, INPUT);
+    if (work->sink.take) return pull_into_sink(work, &from);
     return lsi_pull(work, &from, 0, work->count);
 }
 

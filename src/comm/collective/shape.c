@@ -28,7 +28,7 @@ int64_t lsi_output_count(const ls_work *work) {
     const lsi_shape *shape = lsi_shape_of(work->call->kind);
     const ls_group *group = work->group;
     bool counts = !shape->root_out || work->call->root == group->rank;
-    if (!shape->has_buffers || !counts) return 0;
+    if (!shape->has_buffers || !counts || work->sink.take) return 0;
     return shape->many_out ? lsi_output_part_begin(work, group->n_ranks)
                            : lsi_part_count(work, group->rank);
 }
@@ -103,8 +103,8 @@ static const unsigned char *locate(const ls_work *work, const lsi_contributions 
     return from->at[r] + (size_t)(place + begin - from->begin) * lsi_elem_bytes(work);
 }
 
-static int64_t pull_reduced(const ls_work *work, const lsi_contributions *from, int64_t begin,
-                            int64_t n_elems) {
+int64_t lsi_pull_reduced(const ls_work *work, const lsi_contributions *from, int64_t begin,
+                         int64_t n_elems, void *to) {
     const void *input[LSI_MAX_RANKS];
     double premul[LSI_MAX_RANKS];
     int n = work->group->n_ranks, me = work->group->rank;
@@ -112,7 +112,7 @@ static int64_t pull_reduced(const ls_work *work, const lsi_contributions *from, 
     if (n_elems <= 0) return 0;
     for (int r = 0; r < n; r++) input[r] = locate(work, from, r, me, begin);
     lsi_reduction reduction = lsi_work_reduction(work, premul);
-    void *output[2] = {(unsigned char *)work->output + (size_t)begin * size};
+    void *output[2] = {to};
     int n_outputs = 1;
     /* The lines of the peer's contribution change hands (copy.h, [Note: taking]). */
     if (from->sole_reader && n == 2) output[n_outputs++] = (void *)input[1 - me];
@@ -128,7 +128,8 @@ int64_t lsi_pull(const ls_work *work, const lsi_contributions *from, int64_t beg
     unsigned char *output = work->output;
     if (!shape->has_buffers || (shape->root_out && call->root != me)) return 0;
     int64_t own_end = least(end, lsi_part_count(work, me));
-    if (shape->reduces) return pull_reduced(work, from, begin, own_end - begin);
+    if (shape->reduces)
+        return lsi_pull_reduced(work, from, begin, own_end - begin, output + (size_t)begin * size);
     if (!shape->many_out) { /* broadcast, scatter */
         const unsigned char *source = locate(work, from, call->root, me, begin);
         size_t bytes = copy(output + (size_t)begin * size, source, own_end - begin, size,
