@@ -123,7 +123,7 @@ static void clean_up(lsi_worker *w) {
     lsi_tape_destroy(w->tape);
     lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);
-    lsi_free(w->masters);
+    lsi_free(w->lower_halves);
     lsi_free(w->gathered);
     lsi_worker_clean_up_ddp(w);
     lsi_worker_close_source(w);
