@@ -34,7 +34,7 @@ const int64_t layout_opts[] = {
     OPTS(broadcast_buffers),
     OPTS(strategy),
     OPTS(replicas),
-    OPTS(masters),
+    OPTS(lower_halves),
     OPTS(shard_size),
     OPTS(uses),
     OPTS(n_uses),

@@ -37,7 +37,7 @@ program layout
         at(c_loc(o%keep_buckets)), at(c_loc(o%no_overlap)), at(c_loc(o%join)), &
         at(c_loc(o%nonfinite)), at(c_loc(o%hook)), at(c_loc(o%buffers)), at(c_loc(o%n_buffers)), &
         at(c_loc(o%broadcast_buffers)), at(c_loc(o%strategy)), at(c_loc(o%replicas)), &
-        at(c_loc(o%masters)), at(c_loc(o%shard_size)), at(c_loc(o%uses)), at(c_loc(o%n_uses)), &
+        at(c_loc(o%lower_halves)), at(c_loc(o%shard_size)), at(c_loc(o%uses)), at(c_loc(o%n_uses)), &
         at(c_loc(o%prefetch)), at(c_loc(o%reshard_after_forward)), &
         at(c_loc(o%gather_limit_mb)), at(c_loc(o%persist_below)), at(c_loc(o%offload)), &
         at(c_loc(o%offload_dir)), at(c_loc(o%reduce_dtype)), at(c_loc(o%fill)), &

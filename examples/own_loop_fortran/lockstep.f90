@@ -71,7 +71,7 @@ module lockstep
         integer(c_int) :: broadcast_buffers = 0
         integer(c_int) :: strategy = 0
         integer(c_int) :: replicas = 0
-        type(c_ptr) :: masters = c_null_ptr
+        type(c_ptr) :: lower_halves = c_null_ptr
         integer(c_int) :: shard_size = 0
         type(c_ptr) :: uses = c_null_ptr ! of ls_unit_use
         integer(c_int) :: n_uses = 0

@@ -27,11 +27,17 @@ typedef struct ls_adamw_opts {
 LS_API void ls_adamw_update(float *weight, const float *grad, float *first_moment,
                             float *second_moment, int64_t count, const ls_adamw_opts *opts);
 
-/* The same update of the float32 values that a bfloat16 weight stands for (its master), and weight
- * becomes master rounded to nearest even, all in one pass. weight: count bfloat16 elements. */
-LS_API void ls_adamw_update_bf16(float *master, void *weight, const float *grad,
+/* The same update of float32 values that are kept in halves: `upper`, count bfloat16 elements to
+ * compute with, and `lower`, what they lack. Together they take the four bytes of a float32 value
+ * and have all of its bits. */
+LS_API void ls_adamw_update_bf16(void *upper, uint16_t *lower, const float *grad,
                                  float *first_moment, float *second_moment, int64_t count,
                                  const ls_adamw_opts *opts);
+/* count float32 values to halves, and back to the same values. `upper`: the nearest bfloat16
+ * numbers, of two that are as near the one farther from zero; NULL: only `lower` is made. `lower`:
+ * the lower 16 bits. No half is NULL in ls_bf16_join; zeros as `lower` give the bfloat16 values. */
+LS_API void ls_bf16_split(const float *values, int64_t count, void *upper, uint16_t *lower);
+LS_API void ls_bf16_join(const void *upper, const uint16_t *lower, int64_t count, float *values);
 
 typedef struct ls_sgd_opts {
     double lr;           /* > 0, already scheduled */

@@ -102,7 +102,7 @@ enum {
 /* Which states are in a file instead of memory. */
 typedef enum ls_offload {
     LS_OFFLOAD_NONE = 0,
-    LS_OFFLOAD_OPTIMIZER = 1, /* moments and masters */
+    LS_OFFLOAD_OPTIMIZER = 1, /* moments and lower halves */
     LS_OFFLOAD_PARAMS = 2,    /* and the shards of parameters that units are gathered from */
 } ls_offload;
 
@@ -161,10 +161,11 @@ typedef struct ls_ddp_opts {
      * sharded and gathered like the others. Those that none uses stay where they are. */
     int strategy; /* LS_STRATEGY_… */
     int replicas; /* LS_REPLICAS_… */
-    /* For ls_ddp_update: masters[i]: the float32 values of BF16 parameter i. LS_STRATEGY_DDP: used
-     * in place, borrowed. Sharded: the rank's shard of them is copied at create, the list is not
-     * needed afterwards. NULL: made from the BF16 values. */
-    float *const *masters;
+    /* For ls_ddp_update: lower_halves[i]: what the values of BF16 parameter i, which are the upper
+     * halves, lack of float32 (ls_bf16_split). LS_STRATEGY_DDP: used in place, borrowed. Sharded:
+     * the rank's shard of them is copied at create, the list is not needed afterwards. NULL: zeros,
+     * the BF16 values are all there is. */
+    uint16_t *const *lower_halves;
     /* Sharded strategies: ranks of a shard group; 0: all. Shards are within groups of so many
      * consecutive ranks, which must divide the world size, and the groups have replicas of each
      * other (hybrid sharding: shard inside of a machine, replicate over machines). Sums are added
@@ -332,10 +333,10 @@ LS_API void ls_ddp_keep_values(ls_ddp *ddp);
 /* Bytes of optimizer states that this rank keeps once ls_ddp_update was called (before, 0 with
  * LS_STRATEGY_DDP). Local. */
 LS_API int64_t ls_ddp_state_bytes(const ls_ddp *ddp);
-/* Between steps: the float32 values of parameter i, its master where it is BF16, put together from
- * all shards (of a frozen one that a sharded strategy leaves whole its BF16 values, since it keeps
- * no list of masters); values: params[i].count floats, the caller's. Collective, blocks
- * (LS_STRATEGY_DDP: local). */
+/* Between steps: the float32 values of parameter i, joined from halves where it is BF16, put
+ * together from all shards (of a frozen one that a sharded strategy leaves whole its BF16 values,
+ * since it keeps no list of lower halves); values: params[i].count floats, the caller's.
+ * Collective, blocks (LS_STRATEGY_DDP: local). */
 LS_API LS_CHECKED ls_status ls_ddp_get_values(ls_ddp *ddp, int index, float *values);
 /* Between steps: compares a hash of all parameters over ranks. LS_ERR_MISMATCH names the first
  * parameter that differs and the ranks that differ from rank 0. Collective, blocks; reads every

@@ -50,6 +50,29 @@ static inline uint16_t lsi_f32_to_bf16(float value) {
     return (uint16_t)((is_nan ? quiet : rounded) >> 16);
 }
 
+/* [Note: halves] A float32 number as a bfloat16 number near to it, which can be computed with, and
+ * the rest, the lower half of its bits. Joining takes a rest from 0x8000 on as negative: the number
+ * was rounded up. So that this is known, the middle between two neighbours is always rounded up,
+ * away from zero, and not to the even one: of all numbers only 1 in 131,072 becomes another
+ * neighbour, which is as near, and nothing is lost. (Kalamkar, Georganas et al.: "Optimizing Deep
+ * Learning Recommender Systems Training on CPU Cluster Architectures", SC 2020, cut instead of
+ * rounding.) */
+static inline uint16_t lsi_upper_half(float value) {
+    uint32_t bits = lsi_float_bits(value);
+    int is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    return (uint16_t)((is_nan ? bits | 0x400000u : bits + 0x8000u) >> 16);
+}
+
+static inline uint16_t lsi_lower_half(float value) {
+    return (uint16_t)lsi_float_bits(value);
+}
+
+/* NaN stays NaN, with another payload. */
+static inline float lsi_join_halves(uint16_t upper, uint16_t lower) {
+    uint32_t sign = lower & 0x8000u; /* counts as minus 0x8000: twice itself less */
+    return lsi_float_from_bits(((uint32_t)upper << 16) + lower - 2 * sign);
+}
+
 static inline float lsi_f16_to_f32(uint16_t value) {
     uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
     uint32_t rest = value & 0x7FFFu;

@@ -167,19 +167,12 @@ ls_status lsi_model_create(const lsi_model_class *class, const lsi_model_config 
     return LS_OK;
 }
 
-static int64_t data_bytes(const lsi_model *model) {
-    return model->n_data_elems * (int64_t)sizeof *model->data;
-}
-
 static void free_values(lsi_model *model) {
-    if (model->narrow) {
-        lsi_mem_note(LSI_MEM_OPTIMIZER, -data_bytes(model));
-        lsi_mem_note(LSI_MEM_PARAMS, data_bytes(model));
-    }
-    lsi_free(model->narrow);
     lsi_free(model->data);
-    model->narrow = NULL;
+    lsi_free(model->upper);
+    lsi_free(model->lower);
     model->data = NULL;
+    model->upper = model->lower = NULL;
 }
 
 void lsi_model_destroy(lsi_model *model) {
@@ -242,8 +235,12 @@ bool lsi_model_can_be_hollow(const lsi_model *model) {
 
 float *lsi_model_values(const lsi_model *model, int i) {
     const ls_param *param = &model->params[i];
-    if (param->dtype == LS_DTYPE_F32) return param->data;
-    return model->data ? model->data + model->offsets[i] : NULL;
+    return param->dtype == LS_DTYPE_F32 ? param->data : NULL;
+}
+
+uint16_t *lsi_model_lower_half(const lsi_model *model, int i) {
+    bool has_halves = model->params[i].dtype == LS_DTYPE_BF16 && model->lower;
+    return has_halves ? model->lower + model->offsets[i] : NULL;
 }
 
 void lsi_model_release(lsi_model *model) {
@@ -254,23 +251,56 @@ static bool stays_wide(const lsi_model *model, int i) {
     return model->shapes[i].is_statistic;
 }
 
-static ls_status copy_narrow(lsi_model *model) {
+static int64_t aligned(int64_t count) {
+    return (count + ALIGN_ELEMS - 1) / ALIGN_ELEMS * ALIGN_ELEMS;
+}
+
+/* A block for those that stay float32, one behind the other. */
+static ls_status copy_wide(const lsi_model *model, float **block) {
+    int64_t n_wide = 0;
+    for (int i = 0; i < model->n_params; i++)
+        if (stays_wide(model, i)) n_wide += aligned(model->params[i].count);
+    if (n_wide == 0) return LS_OK;
+    *block = lsi_alloc(LSI_MEM_PARAMS, (size_t)n_wide * sizeof **block);
+    LSI_TRY(lsi_check_alloc(*block));
+    float *to = *block;
+    for (int i = 0; i < model->n_params; i++) {
+        ls_param *param = &model->params[i];
+        if (!stays_wide(model, i)) continue;
+        memcpy(to, param->data, (size_t)param->count * sizeof *to);
+        param->data = to;
+        to += aligned(param->count);
+    }
+    return LS_OK;
+}
+
+static ls_status take_halves(lsi_model *model) {
     size_t n = (size_t)model->n_data_elems;
-    model->narrow = lsi_alloc(LSI_MEM_PARAMS, n * sizeof *model->narrow);
-    LSI_TRY(lsi_check_alloc(model->narrow));
-    for (size_t i = 0; i < n; i++) model->narrow[i] = lsi_f32_to_bf16(model->data[i]);
-    lsi_mem_note(LSI_MEM_PARAMS, -data_bytes(model));
-    lsi_mem_note(LSI_MEM_OPTIMIZER, data_bytes(model));
+    float *wide = NULL;
+    uint16_t *upper = lsi_alloc(LSI_MEM_PARAMS, n * sizeof *upper);
+    uint16_t *lower = lsi_alloc(LSI_MEM_OPTIMIZER, n * sizeof *lower);
+    ls_status status = upper && lower ? copy_wide(model, &wide) : LS_ERR_MEMORY;
+    if (status != LS_OK) {
+        lsi_free(upper);
+        lsi_free(lower);
+        return status;
+    }
+    for (size_t i = 0; i < n; i++) upper[i] = lsi_upper_half(model->data[i]);
+    for (size_t i = 0; i < n; i++) lower[i] = lsi_lower_half(model->data[i]);
+    lsi_free(model->data);
+    model->data = wide;
+    model->upper = upper;
+    model->lower = lower;
     return LS_OK;
 }
 
 ls_status lsi_model_narrow(lsi_model *model) {
-    if (model->data) LSI_TRY(copy_narrow(model));
+    if (model->data) LSI_TRY(take_halves(model));
     for (int i = 0; i < model->n_params; i++) {
         ls_param *param = &model->params[i];
         if (stays_wide(model, i)) continue;
         param->dtype = LS_DTYPE_BF16;
-        param->data = model->narrow ? model->narrow + model->offsets[i] : NULL;
+        param->data = model->upper ? model->upper + model->offsets[i] : NULL;
     }
     return LS_OK;
 }

@@ -105,11 +105,11 @@ struct lsi_model {
     lsi_param_shape *shapes; /* n_params */
     lsi_param_init *inits;   /* n_params */
     /* All parameters, each aligned to 64 bytes, LSI_MEM_PARAMS; NULL of a hollow model and after
-     * lsi_model_release. */
+     * lsi_model_release. After lsi_model_narrow: those that stay float32. */
     float *data;
-    uint16_t *narrow; /* the same in bfloat16 after lsi_model_narrow, else NULL */
-    int64_t *offsets; /* per parameter: elements before it in data and narrow */
-    int64_t n_elems;  /* parameters without padding, tied ones once */
+    uint16_t *upper, *lower; /* after lsi_model_narrow: halves of all, else NULL */
+    int64_t *offsets;        /* per parameter: elements before it in data, upper and lower */
+    int64_t n_elems;         /* parameters without padding, tied ones once */
 
     /* used while build() runs */
     char *names;          /* all names, one after the other, each ended by a zero byte */
@@ -151,11 +151,13 @@ LS_CHECKED ls_status lsi_model_make_whole(lsi_model *model, lsi_model_fill_fn fi
  * ones, none those that the model writes itself. */
 bool lsi_model_can_be_hollow(const lsi_model *model);
 
-/* The float32 values of parameter i: its master where the model computes in a narrower type. NULL:
- * they are not here (hollow, or released). */
+/* The float32 values of parameter i. NULL: they are not here (hollow, or released), or in halves.
+ */
 float *lsi_model_values(const lsi_model *model, int i);
-/* From float32 to bfloat16 for computing: params[i].data become rounded copies, and the float32
- * values stay as masters, which the optimizer keeps up to date (and memory accounts as its own).
+/* Of a BF16 parameter: what its values lack of float32 (ls_bf16_split). NULL: it has none here. */
+uint16_t *lsi_model_lower_half(const lsi_model *model, int i);
+/* From float32 to bfloat16 for computing: values become halves, of which params[i].data are the
+ * upper ones; the optimizer keeps both up to date (and memory accounts the lower ones as its own).
  * Frozen parameters of one dim (running statistics of norms) stay float32. Once, after values are
  * there; a failure leaves the model as it was. Of a hollow model: the types alone. */
 LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);

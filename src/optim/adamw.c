@@ -8,7 +8,8 @@
  * epsilon)
  *
  * Scalars are prepared in double and rounded once to float32; elements are float32 throughout, in
- * one pass over the four arrays (28 bytes an element, so memory bandwidth is the limit).
+ * one pass over the four arrays (28 bytes an element, so memory bandwidth is the limit). Values in
+ * halves (base/dtype.h) are joined and split again in the nearest cache.
  *
  * Invariant: an element's new values are a function of its old values and the options alone.
  * Every operation in the loop is a correctly rounded IEEE one (add, multiply, divide, square root,
@@ -34,6 +35,18 @@ typedef struct adamw_factors {
     float root_scale;   /* 1 / sqrt(1 - beta2^t): sqrt(v / (1 - beta2^t)) = root_scale * sqrt(v) */
     float epsilon;
 } adamw_factors;
+
+void ls_bf16_split(const float *values, int64_t count, void *upper, uint16_t *lower) {
+    uint16_t *restrict high = upper, *restrict low = lower;
+    for (int64_t i = 0; i < count; i++) low[i] = lsi_lower_half(values[i]);
+    for (int64_t i = 0; i < count && high; i++) high[i] = lsi_upper_half(values[i]);
+}
+
+void ls_bf16_join(const void *upper, const uint16_t *lower, int64_t count, float *values) {
+    const uint16_t *restrict high = upper, *restrict low = lower;
+    float *restrict wide = values;
+    for (int64_t i = 0; i < count; i++) wide[i] = lsi_join_halves(high[i], low[i]);
+}
 
 static adamw_factors prepare(const ls_adamw_opts *opts) {
     double step = (double)opts->step;
@@ -66,34 +79,46 @@ static void update_range(float *restrict weight, const float *restrict grad, flo
     }
 }
 
-/* A range is small enough that the weights are still in the nearest cache. */
-static void narrow(const float *restrict master, uint16_t *restrict weight, int64_t count) {
-    for (int64_t i = 0; i < count; i++) weight[i] = lsi_f32_to_bf16(master[i]);
+/* What is updated: float32 values, or their halves. */
+typedef struct weights {
+    float *wide;
+    uint16_t *upper, *lower;
+} weights;
+
+static void update_piece(const weights *w, int64_t at, const float *grad, float *first,
+                         float *second, int64_t n, adamw_factors factors) {
+    if (w->wide) {
+        update_range(w->wide + at, grad + at, first + at, second + at, n, factors);
+        return;
+    }
+    float values[PIECE_ELEMS];
+    ls_bf16_join(w->upper + at, w->lower + at, n, values);
+    update_range(values, grad + at, first + at, second + at, n, factors);
+    ls_bf16_split(values, n, w->upper + at, w->lower + at);
 }
 
-/* weight: the rounded values; NULL: there are none. */
-static void update(float *master, uint16_t *weight, const float *grad, float *first_moment,
-                   float *second_moment, int64_t count, const ls_adamw_opts *opts) {
+static void update(weights w, const float *grad, float *first_moment, float *second_moment,
+                   int64_t count, const ls_adamw_opts *opts) {
     adamw_factors factors = prepare(opts);
     int64_t n_ranges = count <= 0 ? 0 : (count - 1) / RANGE_ELEMS + 1;
-    LSI_OPTIM_PARALLEL_FOR
+    LSI_OPTIM_PARALLEL_FOR(n_ranges)
     for (int64_t range = 0; range < n_ranges; range++) {
         int64_t start = range * RANGE_ELEMS;
         int64_t n = count - start < RANGE_ELEMS ? count - start : RANGE_ELEMS;
         for (int64_t at = start; at < start + n; at += PIECE_ELEMS) {
             int64_t m = start + n - at < PIECE_ELEMS ? start + n - at : PIECE_ELEMS;
-            update_range(master + at, grad + at, first_moment + at, second_moment + at, m, factors);
-            if (weight) narrow(master + at, weight + at, m);
+            update_piece(&w, at, grad, first_moment, second_moment, m, factors);
         }
     }
 }
 
 void ls_adamw_update(float *weight, const float *grad, float *first_moment, float *second_moment,
                      int64_t count, const ls_adamw_opts *opts) {
-    update(weight, NULL, grad, first_moment, second_moment, count, opts);
+    update((weights){.wide = weight}, grad, first_moment, second_moment, count, opts);
 }
 
-void ls_adamw_update_bf16(float *master, void *weight, const float *grad, float *first_moment,
+void ls_adamw_update_bf16(void *upper, uint16_t *lower, const float *grad, float *first_moment,
                           float *second_moment, int64_t count, const ls_adamw_opts *opts) {
-    update(master, weight, grad, first_moment, second_moment, count, opts);
+    update((weights){.upper = upper, .lower = lower}, grad, first_moment, second_moment, count,
+           opts);
 }

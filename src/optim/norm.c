@@ -45,7 +45,7 @@ int64_t lsi_norm_n_blocks(int64_t count) {
 
 void lsi_norm_block_sums(const float *values, int64_t count, double *sums) {
     int64_t n_blocks = lsi_norm_n_blocks(count);
-    LSI_OPTIM_PARALLEL_FOR
+    LSI_OPTIM_PARALLEL_FOR(n_blocks)
     for (int64_t block = 0; block < n_blocks; block++) {
         int64_t start = block * LSI_NORM_BLOCK_ELEMS;
         int64_t left = count - start;

@@ -46,7 +46,7 @@ static ls_status check_opts(const lsi_optimizer_opts *opts) {
 }
 
 /* Lays the moments out; *n_elems is the length of each block. */
-static ls_status place(const ls_param *params, int n_params, float *const *masters,
+static ls_status place(const ls_param *params, int n_params, uint16_t *const *lower_halves,
                        int64_t *offsets, int64_t *n_elems) {
     *n_elems = 0;
     for (int i = 0; i < n_params; i++) {
@@ -57,9 +57,9 @@ static ls_status place(const ls_param *params, int n_params, float *const *maste
             return lsi_fail(LS_ERR_UNSUPPORTED,
                             "optimizer: parameter %s has type %s, expected F32 or BF16",
                             params[i].name, ls_dtype_name(params[i].dtype));
-        if (is_narrow && !(masters && masters[i]))
+        if (is_narrow && !(lower_halves && lower_halves[i]))
             return lsi_fail(LS_ERR_ARGUMENT,
-                            "optimizer: parameter %s is BF16 and has no float32 master",
+                            "optimizer: parameter %s is BF16 and has no lower halves",
                             params[i].name);
         int64_t padded;
         if (params[i].count < 0 ||
@@ -81,7 +81,7 @@ static ls_status fill(lsi_optimizer *optimizer) {
     LSI_TRY(lsi_check_alloc(optimizer->offsets));
     optimizer->n_updates = lsi_calloc(LSI_MEM_OTHER, (size_t)optimizer->n_params, sizeof(int64_t));
     LSI_TRY(lsi_check_alloc(optimizer->n_updates));
-    LSI_TRY(place(optimizer->params, optimizer->n_params, optimizer->opts.masters,
+    LSI_TRY(place(optimizer->params, optimizer->n_params, optimizer->opts.lower_halves,
                   optimizer->offsets, &n_elems));
     optimizer->first = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)n_elems, sizeof(float));
     LSI_TRY(lsi_check_alloc(optimizer->first));
@@ -155,8 +155,8 @@ static void update(lsi_optimizer *optimizer, int i, double lr, double grad_scale
     float *first, *second;
     lsi_optimizer_moments(optimizer, i, &first, &second);
     if (param->dtype == LS_DTYPE_BF16)
-        ls_adamw_update_bf16(optimizer->opts.masters[i], param->data, param->grad, first, second,
-                             param->count, &opts);
+        ls_adamw_update_bf16(param->data, optimizer->opts.lower_halves[i], param->grad, first,
+                             second, param->count, &opts);
     else
         ls_adamw_update(param->data, param->grad, first, second, param->count, &opts);
 }

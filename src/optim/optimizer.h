@@ -20,10 +20,9 @@ typedef struct lsi_optimizer_opts {
     double beta1, beta2; /* [0, 1) */
     double epsilon;      /* > 0 */
     double weight_decay; /* >= 0; parameters with LS_PARAM_NO_DECAY get 0 */
-    /* masters[i]: the float32 values of parameter i if its type is BF16 (docs/concepts.md); the
-     * update changes these and rounds them into the parameter. Borrowed, list and values; NULL if
-     * all parameters are F32. */
-    float *const *masters;
+    /* lower_halves[i]: of parameter i if its type is BF16 (ls_bf16_split). Borrowed, list and
+     * values; NULL if all parameters are F32. */
+    uint16_t *const *lower_halves;
     /* A parameter whose gradient is NULL is one that nobody used: the step leaves it, its moments
      * and its count of updates alone, decay included. Otherwise such a parameter is an error. */
     bool skips_unused;

@@ -56,7 +56,7 @@ void ls_sgd_update(float *weight, const float *grad, float *momentum, int64_t co
         .is_nesterov = opts->nesterov != 0,
     };
     int64_t n_ranges = count <= 0 ? 0 : (count - 1) / RANGE_ELEMS + 1;
-    LSI_OPTIM_PARALLEL_FOR
+    LSI_OPTIM_PARALLEL_FOR(n_ranges)
     for (int64_t range = 0; range < n_ranges; range++) {
         int64_t at = range * RANGE_ELEMS;
         int64_t n = count - at < RANGE_ELEMS ? count - at : RANGE_ELEMS;

@@ -8,14 +8,15 @@
 void lsi_optim_set_threads(int n_threads);
 int lsi_optim_threads(void);
 
-/* `#pragma omp parallel for` over independent iterations of equal cost; nothing without OpenMP. */
+/* `#pragma omp parallel for` over n independent iterations of equal cost; no team for a single one,
+ * nothing without OpenMP. */
 #ifdef _OPENMP
 #define LSI_OPTIM_PRAGMA(text) _Pragma(#text)
-#define LSI_OPTIM_PARALLEL_FOR                                                                     \
+#define LSI_OPTIM_PARALLEL_FOR(n)                                                                  \
     LSI_OPTIM_PRAGMA(omp parallel for schedule(static) num_threads(lsi_optim_threads())            \
-                         if (lsi_optim_threads() > 1))
+                         if (n > 1 && lsi_optim_threads() > 1))
 #else
-#define LSI_OPTIM_PARALLEL_FOR
+#define LSI_OPTIM_PARALLEL_FOR(n)
 #endif
 
 #endif

@@ -172,13 +172,14 @@ static ls_status agree_on_options(ls_ddp *ddp) {
         text, sizeof text,
         "strategy %d replicas %d hook %.30s average %d join %d reproducible %d "
         "bucket_cap_mb %.10g first_bucket_mb %.10g nonfinite %d find_unused_parameters %d "
-        "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d masters %d "
+        "static_graph %d keep_buckets %d no_overlap %d buffers %d broadcast_buffers %d "
+        "lower_halves %d "
         "shard_size %d uses %d:%08x prefetch %d reshard_after_forward %d gather_limit_mb %.10g "
         "persist_below %lld offload %d reduce_dtype %d fill %d update_in_backward %d",
         o->strategy, o->replicas, o->hook ? o->hook->name : "none", o->average, o->join,
         !!o->reproducible, o->bucket_cap_mb, o->first_bucket_mb, o->nonfinite,
         !!o->find_unused_parameters, !!o->static_graph, !!o->keep_buckets, !!o->no_overlap,
-        o->n_buffers, !!o->broadcast_buffers, o->masters != NULL, o->shard_size, o->n_uses,
+        o->n_buffers, !!o->broadcast_buffers, o->lower_halves != NULL, o->shard_size, o->n_uses,
         (unsigned)hash_uses(o), o->prefetch, o->reshard_after_forward, o->gather_limit_mb,
         (long long)o->persist_below, o->offload, o->reduce_dtype, o->fill != NULL,
         !!o->update_in_backward);
@@ -333,7 +334,7 @@ static ls_status set_up(ls_ddp *ddp) {
     LSI_TRY(set_up_buckets(ddp));
     LSI_TRY(broadcast_values(ddp));
     LSI_TRY(lsi_ddp_broadcast_buffers(ddp));
-    LSI_TRY(lsi_ddp_shard_masters(ddp));
+    LSI_TRY(lsi_ddp_shard_lower_halves(ddp));
     if (lsi_ddp_is_sharded(ddp)) LSI_TRY(lsi_ddp_move_values(ddp));
     LSI_TRY(prepare_hook(ddp));
     lsi_ddp_place_gradients(ddp);

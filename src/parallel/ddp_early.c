@@ -6,7 +6,7 @@
  *
  * [Note: early update] It is made by whoever moves the bucket's reduction on, perhaps the group's
  * thread while the backward pass computes. So all that it needs is there before the bucket is
- * posted, and it writes nothing but this rank's elements of the bucket (values, masters, moments)
+ * posted, and it writes nothing but this rank's elements of the bucket (values and their states)
  * and the bucket's lsi_early_bucket, which is looked at when the work is over.
  *
  * Parameters are one copy. A rank's slice of a bucket is updated when all ranks have posted it,

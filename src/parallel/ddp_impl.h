@@ -100,11 +100,11 @@ typedef struct lsi_states {
     lsi_shard_plan plan;
     lsi_shard_norm norm;   /* sharded strategies */
     float *first, *second; /* moments, plan.n_states; NULL: no update was made yet, or offloaded */
-    float *masters;        /* of BF16 parameters, plan.n_masters; NULL: none, offloaded, or the
+    uint16_t *lower;       /* halves of BF16 parameters, plan.n_held; NULL: none, offloaded, or the
                               caller's */
     struct lsi_spill *spill; /* all of these, slice by slice; NULL: they are in memory */
     int64_t slice_elems;     /* of it; the last slice may have fewer */
-    int n_arrays;            /* in it: 2, or 3 with masters */
+    int n_arrays;            /* in it: 2, or 3 with lower halves */
     int64_t *n_updates;      /* per parameter */
 } lsi_states;
 
@@ -239,9 +239,9 @@ static inline int64_t lsi_ddp_value_size(const ls_ddp *ddp, int bucket) {
 static inline bool lsi_ddp_is_narrow(const ls_ddp *ddp, int index) {
     return ddp->params[index].dtype == LS_DTYPE_BF16;
 }
-/* The caller's master; NULL: there is none. */
-static inline float *lsi_ddp_given_master(const ls_ddp *ddp, int index) {
-    return ddp->opts.masters ? ddp->opts.masters[index] : NULL;
+/* The caller's lower half; NULL: there is none. */
+static inline uint16_t *lsi_ddp_given_lower(const ls_ddp *ddp, int index) {
+    return ddp->opts.lower_halves ? ddp->opts.lower_halves[index] : NULL;
 }
 /* Whether parameters may go without a gradient. */
 static inline bool lsi_ddp_allows_unused(const ls_ddp *ddp) {
@@ -441,27 +441,29 @@ void lsi_ddp_update_elements(ls_ddp *ddp, const lsi_piece *part, const float *gr
 /* ---- ddp_states.c ---- */
 
 LS_CHECKED ls_status lsi_ddp_plan_states(ls_ddp *ddp);
-/* Makes this rank's pieces of the masters, from where they are at first, and the file of offloaded
+/* Makes this rank's pieces of lower halves, from where they are at first, and the file of offloaded
  * states. Collective. */
-LS_CHECKED ls_status lsi_ddp_shard_masters(ls_ddp *ddp);
+LS_CHECKED ls_status lsi_ddp_shard_lower_halves(ls_ddp *ddp);
 /* Before the first update: what is not there yet. */
 LS_CHECKED ls_status lsi_ddp_make_states(ls_ddp *ddp);
 void lsi_ddp_free_states(ls_ddp *ddp);
-bool lsi_ddp_has_masters(const ls_ddp *ddp);
+bool lsi_ddp_has_lower_halves(const ls_ddp *ddp);
 /* The states of elements that follow each other; NULL: there are none. */
 typedef struct lsi_state_view {
-    float *first, *second, *master;
+    float *first, *second;
+    uint16_t *lower;
 } lsi_state_view;
 typedef ls_status (*lsi_state_visitor)(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *at,
                                        void *context);
 /* Hands the visitor this rank's pieces in order, cut where slices of offloaded states end, to read
- * and write their states (masters_only: their masters). */
-LS_CHECKED ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor visit,
+ * and write their states (lower_only: their lower halves). */
+LS_CHECKED ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool lower_only, lsi_state_visitor visit,
                                           void *context);
 /* Of states in memory: those from element `state` of this rank on. */
 lsi_state_view lsi_ddp_view_states(const ls_ddp *ddp, int64_t state);
-/* The masters of a piece; there are some. */
-LS_CHECKED ls_status lsi_ddp_copy_masters(const ls_ddp *ddp, const lsi_piece *piece, float *to);
+/* The float32 values of a piece of a BF16 parameter; there are lower halves, and the upper ones
+ * have been read (lsi_ddp_read_piece). */
+LS_CHECKED ls_status lsi_ddp_join_piece(const ls_ddp *ddp, const lsi_piece *piece, float *to);
 /* Elements of a slice from now on, of all ddps of the process; 0: as usual. Tests only. */
 void lsi_ddp_set_slice(int64_t elems);
 

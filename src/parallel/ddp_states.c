@@ -1,19 +1,19 @@
-/* Memory of the optimizer's states: two moments, and the masters of BF16 parameters, for every
- * element that this rank owns.
+/* Memory of the optimizer's states: two moments, and the lower halves of BF16 parameters ([Note:
+ * halves] in base/dtype.h), for every element that this rank owns.
  *
  * In memory they are three arrays. Offloaded (opts.offload) they are one file, slice by slice, so
  * that what an update needs at a time is one range of the file:
  *
- *     first  second  master | first  second  master | …      (slice_elems of each)
+ *     first  second  lower | first  second  lower | …      (slice_elems of each)
  *
- * Frozen parameters that the ddp holds have masters and no moments. They are behind all others: in
- * the file as slices of masters alone.
+ * Frozen parameters that the ddp holds have lower halves and no moments. They are behind all
+ * others: in the file as slices of lower halves alone.
  *
  * Who works on states visits them slice by slice (lsi_ddp_visit_states): the next slice is being
  * read meanwhile, the one before is being written. What is in memory is one slice.
  *
- * Masters are the caller's, or the rank's own: its shard of them, which is made when the ddp is, or
- * all of them, widened at the first update. */
+ * Lower halves are the caller's, or the rank's own: its shard of them, which is made when the ddp
+ * is, or all of them, zeros at the first update. */
 #include <string.h>
 
 #include "base/dtype.h"
@@ -21,8 +21,9 @@
 #include "base/spill.h"
 #include "parallel/ddp_impl.h"
 
-/* 12 MiB with masters: large enough for the speed of a disk, small next to what is offloaded. */
-enum { SLICE_ELEMS = 1 << 20, FLOAT_BYTES = sizeof(float) };
+/* 10 MiB with lower halves: large enough for the speed of a disk, small next to what is offloaded.
+ */
+enum { SLICE_ELEMS = 1 << 20, FLOAT_BYTES = sizeof(float), HALF_BYTES = sizeof(uint16_t) };
 
 static int64_t slice_elems_now = SLICE_ELEMS;
 
@@ -40,8 +41,8 @@ static bool has_narrow(const ls_ddp *ddp) {
     return false;
 }
 
-bool lsi_ddp_has_masters(const ls_ddp *ddp) {
-    return ddp->states.masters || (ddp->states.spill && ddp->states.n_arrays > 2);
+bool lsi_ddp_has_lower_halves(const ls_ddp *ddp) {
+    return ddp->states.lower || (ddp->states.spill && ddp->states.n_arrays > 2);
 }
 
 /* ---- plan ---- */
@@ -72,65 +73,91 @@ ls_status lsi_ddp_plan_states(ls_ddp *ddp) {
 /* Of the elements that the rank owns. */
 typedef struct slice {
     int64_t begin, count;
-    bool is_frozen; /* it has masters alone */
+    bool is_frozen; /* it has lower halves alone */
 } slice;
 
 static slice slice_at(const lsi_states *s, int64_t state) {
     bool is_frozen = state >= s->plan.n_states;
     int64_t first = is_frozen ? s->plan.n_states : 0;
-    int64_t end = is_frozen ? s->plan.n_masters : s->plan.n_states;
+    int64_t end = is_frozen ? s->plan.n_held : s->plan.n_states;
     int64_t length = s->spill ? s->slice_elems : end - first;
     int64_t begin = first + (state - first) / length * length;
     return (slice){begin, smaller(length, end - begin), is_frozen};
 }
 
-static float *at(float *array, int64_t index) {
-    return array ? array + index : NULL;
+/* Bytes of all states of an element that is trained. */
+static int64_t elem_bytes(const lsi_states *s) {
+    return 2 * FLOAT_BYTES + (s->n_arrays > 2 ? HALF_BYTES : 0);
+}
+
+/* Of the first n elements in the file: slices that are whole, each padded so that the floats of the
+ * next one begin at a multiple of their size, and what is left. */
+static int64_t slices_bytes(const lsi_states *s, int64_t n) {
+    int64_t one = (s->slice_elems * elem_bytes(s) + FLOAT_BYTES - 1) / FLOAT_BYTES * FLOAT_BYTES;
+    return n / s->slice_elems * one + n % s->slice_elems * elem_bytes(s);
 }
 
 /* Array `which` of a slice in the file: bytes before it. */
 static int64_t array_offset(const lsi_states *s, slice in, int which) {
-    int64_t n_states = s->plan.n_states;
-    if (in.is_frozen) return (n_states * s->n_arrays + (in.begin - n_states)) * FLOAT_BYTES;
-    return (in.begin * s->n_arrays + which * in.count) * FLOAT_BYTES;
+    if (!s->spill) return 0;
+    if (in.is_frozen)
+        return slices_bytes(s, s->plan.n_states) + (in.begin - s->plan.n_states) * HALF_BYTES;
+    return slices_bytes(s, in.begin) + which * in.count * FLOAT_BYTES;
 }
 
 static int64_t file_bytes(const lsi_states *s) {
-    int64_t n_frozen = s->n_arrays > 2 ? s->plan.n_masters - s->plan.n_states : 0;
-    return (s->plan.n_states * s->n_arrays + n_frozen) * FLOAT_BYTES;
+    int64_t n_frozen = s->n_arrays > 2 ? s->plan.n_held - s->plan.n_states : 0;
+    return slices_bytes(s, s->plan.n_states) + n_frozen * HALF_BYTES;
+}
+
+static void *in_file(const lsi_states *s, slice in, int which) {
+    return lsi_spill_at(s->spill, array_offset(s, in, which));
+}
+
+/* The arrays of a slice; what there is not is NULL. */
+static lsi_state_view arrays_of(const lsi_states *s, slice in) {
+    if (!s->spill) {
+        lsi_state_view all = {s->first, s->second, s->lower};
+        if (all.first) all.first += in.begin, all.second += in.begin;
+        if (all.lower) all.lower += in.begin;
+        return all;
+    }
+    if (in.is_frozen) return (lsi_state_view){.lower = in_file(s, in, 2)};
+    return (lsi_state_view){in_file(s, in, 0), in_file(s, in, 1),
+                            s->n_arrays > 2 ? in_file(s, in, 2) : NULL};
 }
 
 static lsi_state_view view(const lsi_states *s, slice in, int64_t state) {
-    float *array[3] = {s->first, s->second, s->masters};
-    int64_t i = s->spill ? state - in.begin : state;
-    for (int k = 0; k < s->n_arrays && s->spill; k++)
-        array[k] = lsi_spill_at(s->spill, array_offset(s, in, k));
-    if (in.is_frozen) return (lsi_state_view){.master = at(array[2], i)};
-    return (lsi_state_view){at(array[0], i), at(array[1], i), at(array[2], i)};
+    lsi_state_view v = arrays_of(s, in);
+    int64_t i = state - in.begin;
+    if (in.is_frozen) v.first = v.second = NULL;
+    if (v.first) v.first += i, v.second += i;
+    if (v.lower) v.lower += i;
+    return v;
 }
 
 lsi_state_view lsi_ddp_view_states(const ls_ddp *ddp, int64_t state) {
     return view(&ddp->states, slice_at(&ddp->states, state), state);
 }
 
-/* What is asked for and let go of: a slice, or the masters in it. */
+/* What is asked for and let go of: a slice, or the lower halves in it. */
 typedef struct extent {
     int64_t offset, bytes;
 } extent;
 
-static extent extent_of(const lsi_states *s, slice in, bool masters_only) {
-    int first = masters_only || in.is_frozen ? 2 : 0;
-    return (extent){array_offset(s, in, first), (s->n_arrays - first) * in.count * FLOAT_BYTES};
+static extent extent_of(const lsi_states *s, slice in, bool lower_only) {
+    if (lower_only || in.is_frozen) return (extent){array_offset(s, in, 2), in.count * HALF_BYTES};
+    return (extent){array_offset(s, in, 0), in.count * elem_bytes(s)};
 }
 
 /* Elements to visit. */
-static int64_t n_visited(const lsi_states *s, bool masters_only) {
-    return masters_only ? s->plan.n_masters : s->plan.n_states;
+static int64_t n_visited(const lsi_states *s, bool lower_only) {
+    return lower_only ? s->plan.n_held : s->plan.n_states;
 }
 
-static void will_need(const lsi_states *s, int64_t state, bool masters_only) {
-    if (!s->spill || state >= n_visited(s, masters_only)) return;
-    extent e = extent_of(s, slice_at(s, state), masters_only);
+static void will_need(const lsi_states *s, int64_t state, bool lower_only) {
+    if (!s->spill || state >= n_visited(s, lower_only)) return;
+    extent e = extent_of(s, slice_at(s, state), lower_only);
     lsi_spill_will_need(s->spill, e.offset, e.bytes);
 }
 
@@ -170,16 +197,16 @@ static ls_status visit_slice(ls_ddp *ddp, slice in, int *next, lsi_state_visitor
     return LS_OK;
 }
 
-ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor visit,
+ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool lower_only, lsi_state_visitor visit,
                                void *context) {
     const lsi_states *s = &ddp->states;
     int next = 0;
-    will_need(s, 0, masters_only);
-    for (int64_t state = 0; state < n_visited(s, masters_only);) {
+    will_need(s, 0, lower_only);
+    for (int64_t state = 0; state < n_visited(s, lower_only);) {
         slice in = slice_at(s, state);
-        extent e = extent_of(s, in, masters_only);
+        extent e = extent_of(s, in, lower_only);
         state += in.count;
-        will_need(s, state, masters_only);
+        will_need(s, state, lower_only);
         LSI_TRY(await(s, e, true));
         LSI_TRY(visit_slice(ddp, in, &next, visit, context));
         LSI_TRY(is_done(s, e, true));
@@ -187,62 +214,68 @@ ls_status lsi_ddp_visit_states(ls_ddp *ddp, bool masters_only, lsi_state_visitor
     return LS_OK;
 }
 
-ls_status lsi_ddp_copy_masters(const ls_ddp *ddp, const lsi_piece *piece, float *to) {
+ls_status lsi_ddp_join_piece(const ls_ddp *ddp, const lsi_piece *piece, float *to) {
     const lsi_states *s = &ddp->states;
+    const uint16_t *upper = lsi_ddp_piece_value(ddp, piece);
     for (int64_t done = 0; done < piece->count;) {
         slice in = slice_at(s, piece->state + done);
         lsi_piece part = overlap(piece, in);
-        extent e = {array_offset(s, in, 2) + (part.state - in.begin) * FLOAT_BYTES,
-                    part.count * FLOAT_BYTES};
+        extent e = {array_offset(s, in, 2) + (part.state - in.begin) * HALF_BYTES,
+                    part.count * HALF_BYTES};
         LSI_TRY(await(s, e, false));
-        memcpy(to + done, view(s, in, part.state).master, (size_t)e.bytes);
+        ls_bf16_join(upper + done, view(s, in, part.state).lower, part.count, to + done);
         LSI_TRY(is_done(s, e, false));
         done += part.count;
     }
     return LS_OK;
 }
 
-/* ---- masters ---- */
+/* ---- lower halves ---- */
 
-/* A part of the values at their full precision. */
-static ls_status write_master(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
-                              void *context) {
-    (void)context;
-    if (!lsi_ddp_is_narrow(ddp, part->param)) return LS_OK;
-    if (ddp->opts.fill)
-        return lsi_context(ddp->opts.fill(ddp->opts.fill_context, part->param, part->begin,
-                                          part->count, states->master),
-                           "ddp: values of %s", ddp->params[part->param].name);
-    const float *given = lsi_ddp_given_master(ddp, part->param);
-    if (given) {
-        memcpy(states->master, given + part->begin, (size_t)part->count * sizeof *given);
-        return LS_OK;
+static ls_status fill_lower(const ls_ddp *ddp, const lsi_piece *part, uint16_t *lower) {
+    enum { WIDE = 4096 };
+    float wide[WIDE];
+    for (int64_t done = 0; done < part->count; done += WIDE) {
+        int64_t n = smaller(part->count - done, WIDE);
+        LSI_TRY(lsi_context(
+            ddp->opts.fill(ddp->opts.fill_context, part->param, part->begin + done, n, wide),
+            "ddp: values of %s", ddp->params[part->param].name));
+        ls_bf16_split(wide, n, NULL, lower + done);
     }
-    /* Not lsi_ddp_piece_value: values move only after masters are made. */
-    const uint16_t *narrow = (const uint16_t *)ddp->params[part->param].data + part->begin;
-    for (int64_t i = 0; i < part->count; i++) states->master[i] = lsi_bf16_to_f32(narrow[i]);
     return LS_OK;
 }
 
-static ls_status make_masters(ls_ddp *ddp) {
+/* They are zeros before. */
+static ls_status write_lower(ls_ddp *ddp, const lsi_piece *part, const lsi_state_view *states,
+                             void *context) {
+    (void)context;
+    if (!lsi_ddp_is_narrow(ddp, part->param)) return LS_OK;
+    if (ddp->opts.fill) return fill_lower(ddp, part, states->lower);
+    const uint16_t *given = lsi_ddp_given_lower(ddp, part->param);
+    if (given) memcpy(states->lower, given + part->begin, (size_t)part->count * sizeof *given);
+    return LS_OK;
+}
+
+static ls_status make_lower_halves(ls_ddp *ddp) {
     lsi_states *s = &ddp->states;
-    bool uses_given = !lsi_ddp_is_sharded(ddp) && ddp->opts.masters;
-    if (s->masters || uses_given || !has_narrow(ddp)) return LS_OK;
+    bool uses_given = !lsi_ddp_is_sharded(ddp) && ddp->opts.lower_halves;
+    if (s->lower || uses_given || !has_narrow(ddp)) return LS_OK;
     if (!s->spill) {
-        s->masters = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)s->plan.n_masters, sizeof *s->masters);
-        LSI_TRY(lsi_check_alloc(s->masters));
+        s->lower = lsi_calloc(LSI_MEM_OPTIMIZER, (size_t)s->plan.n_held, sizeof *s->lower);
+        LSI_TRY(lsi_check_alloc(s->lower));
     }
-    return lsi_ddp_visit_states(ddp, true, write_master, NULL);
+    return lsi_ddp_visit_states(ddp, true, write_lower, NULL);
 }
 
 /* Rank 0's, as all values are. */
-static ls_status broadcast_masters(ls_ddp *ddp) {
-    for (int i = 0; i < ddp->n_params && !ddp->opts.fill; i++)
-        if (lsi_ddp_is_narrow(ddp, i) && lsi_ddp_given_master(ddp, i))
-            LSI_TRY(lsi_context(ls_broadcast(ddp->group, lsi_ddp_given_master(ddp, i),
-                                             lsi_ddp_given_master(ddp, i), ddp->params[i].count,
-                                             LS_DTYPE_F32, 0, NULL),
-                                "ddp: broadcast of the master of %s", ddp->params[i].name));
+static ls_status broadcast_lower_halves(ls_ddp *ddp) {
+    for (int i = 0; i < ddp->n_params && !ddp->opts.fill; i++) {
+        uint16_t *lower = lsi_ddp_is_narrow(ddp, i) ? lsi_ddp_given_lower(ddp, i) : NULL;
+        if (lower)
+            LSI_TRY(lsi_context(ls_broadcast(ddp->group, lower, lower, ddp->params[i].count,
+                                             LS_DTYPE_BF16, 0, NULL),
+                                "ddp: broadcast of the lower half of %s", ddp->params[i].name));
+    }
     return LS_OK;
 }
 
@@ -255,12 +288,12 @@ static ls_status open_file(ls_ddp *ddp) {
                        "ddp: offload of optimizer states");
 }
 
-ls_status lsi_ddp_shard_masters(ls_ddp *ddp) {
-    LSI_TRY(broadcast_masters(ddp));
+ls_status lsi_ddp_shard_lower_halves(ls_ddp *ddp) {
+    LSI_TRY(broadcast_lower_halves(ddp));
     if (!lsi_ddp_is_sharded(ddp)) return LS_OK;
     LSI_TRY(open_file(ddp));
-    LSI_TRY(make_masters(ddp));
-    ddp->opts.masters = NULL;
+    LSI_TRY(make_lower_halves(ddp));
+    ddp->opts.lower_halves = NULL;
     return LS_OK;
 }
 
@@ -281,7 +314,7 @@ ls_status lsi_ddp_make_states(ls_ddp *ddp) {
     LSI_TRY(check_types(ddp, "ls_ddp_update"));
     if (!lsi_ddp_is_sharded(ddp) && !s->plan.pieces)
         LSI_TRY(lsi_shard_plan_create(&ddp->plan, ddp->params, 1, 0, &s->plan));
-    if (!lsi_ddp_has_masters(ddp)) LSI_TRY(make_masters(ddp));
+    if (!lsi_ddp_has_lower_halves(ddp)) LSI_TRY(make_lower_halves(ddp));
     LSI_TRY(make_moments(s));
     s->n_updates = lsi_calloc(LSI_MEM_OTHER, (size_t)ddp->n_params, sizeof *s->n_updates);
     return lsi_check_alloc(s->n_updates);
@@ -293,7 +326,7 @@ void lsi_ddp_free_states(ls_ddp *ddp) {
     lsi_shard_plan_fini(&s->plan);
     lsi_free(s->first);
     lsi_free(s->second);
-    lsi_free(s->masters);
+    lsi_free(s->lower);
     lsi_free(s->n_updates);
     lsi_spill_destroy(s->spill);
     *s = (lsi_states){.first = NULL};
@@ -301,6 +334,6 @@ void lsi_ddp_free_states(ls_ddp *ddp) {
 
 int64_t ls_ddp_state_bytes(const ls_ddp *ddp) {
     const lsi_shard_plan *plan = &ddp->states.plan;
-    int64_t n_masters = lsi_ddp_has_masters(ddp) ? plan->n_masters : 0;
-    return FLOAT_BYTES * (2 * plan->n_states + n_masters);
+    int64_t n_lower = lsi_ddp_has_lower_halves(ddp) ? plan->n_held : 0;
+    return 2 * FLOAT_BYTES * plan->n_states + HALF_BYTES * n_lower;
 }

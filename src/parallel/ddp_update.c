@@ -18,12 +18,11 @@ void lsi_ddp_update_elements(ls_ddp *ddp, const lsi_piece *part, const float *gr
     void *value = lsi_ddp_piece_value(ddp, part);
     opts.step = ddp->states.n_updates[part->param];
     if (ddp->params[part->param].flags & LS_PARAM_NO_DECAY) opts.weight_decay = 0;
-    float *master = states->master;
-    if (!master && lsi_ddp_given_master(ddp, part->param))
-        master = lsi_ddp_given_master(ddp, part->param) + part->begin;
+    uint16_t *lower = states->lower;
+    if (!lower && lsi_ddp_given_lower(ddp, part->param))
+        lower = lsi_ddp_given_lower(ddp, part->param) + part->begin;
     if (lsi_ddp_is_narrow(ddp, part->param))
-        ls_adamw_update_bf16(master, value, grad, states->first, states->second, part->count,
-                             &opts);
+        ls_adamw_update_bf16(value, lower, grad, states->first, states->second, part->count, &opts);
     else
         ls_adamw_update(value, grad, states->first, states->second, part->count, &opts);
 }
@@ -70,11 +69,6 @@ ls_status ls_ddp_update(ls_ddp *ddp, const ls_adamw_opts *opts) {
 
 /* ---- values at full precision ---- */
 
-static void widen(const ls_param *param, float *values) {
-    for (int64_t i = 0; i < param->count; i++)
-        values[i] = lsi_bf16_to_f32(((const uint16_t *)param->data)[i]);
-}
-
 static const lsi_piece *find_piece(const ls_ddp *ddp, int index) {
     static const lsi_piece none = {0};
     const lsi_shard_plan *plan = &ddp->states.plan;
@@ -85,9 +79,11 @@ static const lsi_piece *find_piece(const ls_ddp *ddp, int index) {
 
 static ls_status copy_piece(const ls_ddp *ddp, int index, const lsi_piece *piece, float *to) {
     if (piece->count == 0) return LS_OK;
-    if (lsi_ddp_is_narrow(ddp, index)) return lsi_ddp_copy_masters(ddp, piece, to);
     LSI_TRY(lsi_ddp_read_piece(ddp, piece));
-    memcpy(to, lsi_ddp_piece_value(ddp, piece), (size_t)piece->count * sizeof *to);
+    if (lsi_ddp_is_narrow(ddp, index))
+        LSI_TRY(lsi_ddp_join_piece(ddp, piece, to));
+    else
+        memcpy(to, lsi_ddp_piece_value(ddp, piece), (size_t)piece->count * sizeof *to);
     return lsi_ddp_let_go_of_piece(ddp, piece, false);
 }
 
@@ -102,23 +98,28 @@ static ls_status gather_values(ls_ddp *ddp, int index, float *values) {
     return ls_all_gather_v(ddp->shard_group, own, values, counts, LS_DTYPE_F32, NULL);
 }
 
-/* Of a ddp that has all masters itself; before its first update they are the BF16 values. */
-static ls_status copy_own_master(const ls_ddp *ddp, int index, float *values) {
+/* BF16 values that the ddp has not moved: with the caller's lower half, with its own, or, where
+ * nobody ever had one, as they are. */
+static ls_status join_own(const ls_ddp *ddp, int index, float *values) {
+    const ls_param *param = &ddp->params[index];
+    const uint16_t *upper = param->data, *given = lsi_ddp_given_lower(ddp, index);
     const lsi_piece *piece = find_piece(ddp, index);
-    widen(&ddp->params[index], values);
-    if (piece->count == 0 || !lsi_ddp_has_masters(ddp)) return LS_OK;
-    return lsi_ddp_copy_masters(ddp, piece, values);
+    if (given)
+        ls_bf16_join(upper, given, param->count, values);
+    else if (piece->count > 0 && lsi_ddp_has_lower_halves(ddp))
+        return lsi_ddp_join_piece(ddp, piece, values);
+    else
+        for (int64_t i = 0; i < param->count; i++) values[i] = lsi_bf16_to_f32(upper[i]);
+    return LS_OK;
 }
 
 static ls_status get_values(ls_ddp *ddp, int index, float *values) {
     const ls_param *param = &ddp->params[index];
     bool is_whole = param->data || param->count == 0;
-    const float *source =
-        lsi_ddp_is_narrow(ddp, index) ? lsi_ddp_given_master(ddp, index) : param->data;
     if (lsi_ddp_has_values(ddp, index) && (lsi_ddp_is_narrow(ddp, index) || !is_whole))
         return gather_values(ddp, index, values);
-    if (lsi_ddp_is_narrow(ddp, index) && !source) return copy_own_master(ddp, index, values);
-    if (param->count > 0) memcpy(values, source, (size_t)param->count * sizeof *values);
+    if (lsi_ddp_is_narrow(ddp, index)) return join_own(ddp, index, values);
+    if (param->count > 0) memcpy(values, param->data, (size_t)param->count * sizeof *values);
     return LS_OK;
 }
 

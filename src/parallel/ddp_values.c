@@ -127,13 +127,13 @@ void *lsi_ddp_piece_value(const ls_ddp *ddp, const lsi_piece *piece) {
     return ddp->units.shard + lsi_ddp_slice_offset(ddp, bucket, plan->rank) + in_slice * elem_bytes;
 }
 
-/* BF16, by way of float32. */
+/* The upper halves of float32 values. */
 static ls_status fill_narrow(ls_ddp *ddp, const lsi_piece *piece, float *wide, int64_t n_wide) {
     uint16_t *to = lsi_ddp_piece_value(ddp, piece);
     for (int64_t done = 0; done < piece->count; done += n_wide) {
         int64_t n = piece->count - done < n_wide ? piece->count - done : n_wide;
         LSI_TRY(ddp->opts.fill(ddp->opts.fill_context, piece->param, piece->begin + done, n, wide));
-        for (int64_t i = 0; i < n; i++) to[done + i] = lsi_f32_to_bf16(wide[i]);
+        for (int64_t i = 0; i < n; i++) to[done + i] = lsi_upper_half(wide[i]);
     }
     return LS_OK;
 }

@@ -3,7 +3,7 @@
 
 #include "parallel/units.h"
 
-enum { MOMENTS_BYTES = 8, MASTER_BYTES = 4, WIDE_BYTES = 4, NARROW_BYTES = 2, GRAD_BYTES = 4 };
+enum { MOMENTS_BYTES = 8, LOWER_BYTES = 2, WIDE_BYTES = 4, NARROW_BYTES = 2, GRAD_BYTES = 4 };
 
 /* Whether a rank keeps its shard of a state only. */
 typedef struct row {
@@ -84,10 +84,11 @@ static states of_all_elements(const lsi_memory_input *in) {
     int64_t n_elems = in->wide_elems + in->narrow_elems;
     int64_t n_wide = in->wide_elems + in->frozen_wide_elems;
     int64_t n_narrow = in->narrow_elems + in->frozen_narrow_elems;
-    int64_t n_masters = in->has_masters ? n_narrow : 0;
+    int64_t n_lower = in->has_lower_halves ? n_narrow : 0;
     return (states){.params = WIDE_BYTES * n_wide + NARROW_BYTES * n_narrow,
                     .grads = (in->grad_bytes ? in->grad_bytes : GRAD_BYTES) * n_elems,
-                    .optimizer = MOMENTS_BYTES * n_elems + MASTER_BYTES * n_masters};
+                    .optimizer = MOMENTS_BYTES * n_elems +
+                                 (in->lower_bytes ? in->lower_bytes : LOWER_BYTES) * n_lower};
 }
 
 void lsi_memory_formula(const lsi_memory_input *in, lsi_mem_estimate *out) {
@@ -108,7 +109,7 @@ void lsi_memory_formula(const lsi_memory_input *in, lsi_mem_estimate *out) {
 
     out->kinds[LSI_MEM_PARAMS] = equals(params + in->frozen_bytes);
     out->kinds[LSI_MEM_GRADS] = equals(grads * (1 + n_partial_sums(in, n)));
-    out->kinds[LSI_MEM_OPTIMIZER] = equals(optimizer + in->frozen_master_bytes);
+    out->kinds[LSI_MEM_OPTIMIZER] = equals(optimizer + in->frozen_lower_bytes);
     out->kinds[LSI_MEM_BUCKETS] = buckets(in, all.grads, n);
     out->kinds[LSI_MEM_GATHERED] = gathered(in, all.params);
     if (orders_parts(in))

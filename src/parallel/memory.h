@@ -2,7 +2,7 @@
  * anything.
  *
  * An element that is trained has a value, a gradient (float32 with us, whatever the value is),
- * AdamW's two moments (4 + 4) and, if its value is bfloat16, a float32 master (4). A rank keeps
+ * AdamW's two moments (4 + 4) and, if its value is bfloat16, the lower half of it (2). A rank keeps
  * each of these for all elements, or for its shard; which one is a row of a table (memory.c). What
  * comes and goes, buckets of sharded gradients and units that are gathered, is known as an upper
  * bound only.
@@ -24,12 +24,13 @@ typedef struct lsi_memory_input {
     int n_ranks, shard_size;         /* shard_size: ranks of a shard group; 0: all */
     int64_t wide_elems;              /* trained, values in float32 */
     int64_t narrow_elems;            /* trained, values in bfloat16 */
-    bool has_masters;                /* of these */
+    bool has_lower_halves;           /* of these */
     int grad_bytes;                  /* of an element's gradient; 0: 4 */
-    /* Parameters that are not trained are whole on every rank: their values, and float32 values
-     * that are kept beside bfloat16 ones. But of private ZeRO-3 those that units use: these are
-     * sharded, with masters if the others have some. */
-    int64_t frozen_bytes, frozen_master_bytes;
+    int lower_bytes; /* of a lower half; 0: 2; 4: of systems that keep a float32 value instead */
+    /* Parameters that are not trained are whole on every rank: their values, and the lower
+     * halves of bfloat16 ones. But of private ZeRO-3 those that units use: these are
+     * sharded, with lower halves if the others have some. */
+    int64_t frozen_bytes, frozen_lower_bytes;
     int64_t frozen_wide_elems, frozen_narrow_elems;
     bool updates_in_backward; /* sharded gradients: there are no shards of them */
     /* Of a rank in a step. Reproducible sums of several are kept in a stack. */

@@ -48,8 +48,8 @@ static void take_piece(lsi_shard_plan *plan, const walk *k, int param, int64_t c
     int64_t begin = first > 0 ? first : 0, end = smaller(last, count);
     if (begin >= end) return;
     plan->pieces[plan->n_held_pieces++] =
-        (lsi_piece){.param = param, .begin = begin, .count = end - begin, .state = plan->n_masters};
-    plan->n_masters += end - begin;
+        (lsi_piece){.param = param, .begin = begin, .count = end - begin, .state = plan->n_held};
+    plan->n_held += end - begin;
 }
 
 static void cut_bucket(lsi_shard_plan *plan, const lsi_bucket_plan *buckets, const ls_param *params,
@@ -79,7 +79,7 @@ ls_status lsi_shard_plan_create(const lsi_bucket_plan *buckets, const ls_param *
         cut_bucket(plan, buckets, params, b);
         if (b >= buckets->n_buckets) continue;
         plan->n_pieces = plan->n_held_pieces;
-        plan->n_states = plan->n_masters;
+        plan->n_states = plan->n_held;
     }
     return LS_OK;
 }

@@ -4,7 +4,7 @@
  * so that ranks own equally many (the last ones less where the number does not divide) even of a
  * model of a few scalars. A slice may begin and end inside of a parameter; it is a contiguous range
  * of the bucket, padding included, and for a rank a list of pieces of parameters. Optimizer states
- * and masters of a rank lie in the order of its pieces, without gaps.
+ * of a rank lie in the order of its pieces, without gaps.
  *
  *     bucket   w0 w1 w2 w3 w4 .. .. ..  b0 b1 .. .. .. .. .. ..      (a line has 8 places here)
  *     3 ranks  [-- 0 --][-- 1 ---------------][-- 2 -----------]     3, 3 and 1 elements
@@ -30,7 +30,7 @@ typedef struct lsi_shard_plan {
     int n_pieces;      /* of parameters that are trained */
     int n_held_pieces; /* with those of frozen ones, behind them */
     int64_t n_states;  /* elements that this rank owns and trains, */
-    int64_t n_masters; /* … and with the frozen ones, which have masters and no other states */
+    int64_t n_held; /* … and with the frozen ones, which have lower halves and no other states */
 } lsi_shard_plan;
 
 LS_CHECKED ls_status lsi_shard_plan_create(const lsi_bucket_plan *buckets, const ls_param *params,

@@ -104,7 +104,7 @@ static ls_status create_ddp(lsi_worker *w, const ls_unit_use *uses, int n_uses) 
                               .hook = w->hook,
                               .strategy = w->plan->strategy,
                               .replicas = w->plan->replicas,
-                              .masters = w->masters,
+                              .lower_halves = w->lower_halves,
                               .shard_size = w->plan->shard_size,
                               .uses = uses,
                               .n_uses = n_uses,

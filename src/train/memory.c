@@ -36,7 +36,7 @@ static void count_params(const lsi_worker *w, lsi_memory_input *in) {
             *(is_narrow ? &in->frozen_narrow_elems : &in->frozen_wide_elems) += param->count;
         } else if (is_frozen) {
             in->frozen_bytes += param->count * (int64_t)ls_dtype_bytes(param->dtype);
-            in->frozen_master_bytes += is_narrow ? param->count * (int64_t)sizeof(float) : 0;
+            in->frozen_lower_bytes += is_narrow ? param->count * (int64_t)sizeof(uint16_t) : 0;
         } else if (is_narrow) {
             in->narrow_elems += param->count;
         } else {
@@ -85,7 +85,7 @@ void lsi_worker_expect_memory(const lsi_worker *w, lsi_mem_estimate *expected) {
                            .offload = plan->offload,
                            .n_ranks = w->n_ranks,
                            .shard_size = plan->shard_size,
-                           .has_masters = true,
+                           .has_lower_halves = true,
                            .updates_in_backward = w->config->update_in_backward,
                            .is_reproducible = w->config->reproducible,
                            .n_micro_batches = plan->deal.largest,

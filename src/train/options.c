@@ -62,10 +62,9 @@ const lsi_opt lsi_train_options[] = {
         "Rows of the embedding table (0: as many as the tokenizer has tokens; without one, as the "
         "largest token of the data asks for)."),
     FLOAT("dropout", dropout, "0", 0, 0.99, MODEL, "Probability of dropout."),
-    CHOICE(
-        "dtype", dtype, "f32", "f32|bf16", MODEL,
-        "Type of parameters and activations. bf16: sums, gradients, moments and a master of each "
-        "parameter stay float32."),
+    CHOICE("dtype", dtype, "f32", "f32|bf16", MODEL,
+           "Type of parameters and activations. bf16: sums, gradients, moments and updates stay "
+           "float32; the lower half of each parameter is kept beside it."),
     CHOICE("output-dtype", output_dtype, "f32", "f32|bf16", MODEL,
            "Type in which logits reach the loss, which is computed in float32. bf16: they are "
            "rounded, and so is their gradient; validation sees the same ones."),

@@ -70,7 +70,7 @@ static int64_t state_bytes(const lsi_train_config *c, const lsi_run_plan *plan, 
                                  .updates_in_backward = c->update_in_backward,
                                  .wide_elems = is_narrow ? 0 : n_elems,
                                  .narrow_elems = is_narrow ? n_elems : 0,
-                                 .has_masters = true};
+                                 .has_lower_halves = true};
     lsi_mem_estimate each;
     lsi_memory_formula(&in, &each);
     return c->workers * (each.kinds[LSI_MEM_PARAMS].bytes + each.kinds[LSI_MEM_GRADS].bytes +

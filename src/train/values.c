@@ -46,10 +46,11 @@ static ls_status make_whole(lsi_worker *w) {
     return LS_OK;
 }
 
-static ls_status list_masters(lsi_worker *w) {
-    size_t n_params = (size_t)w->model->n_params;
-    LSI_TRY(lsi_check_alloc(w->masters = lsi_calloc(LSI_MEM_OTHER, n_params, sizeof *w->masters)));
-    for (int i = 0; i < w->model->n_params; i++) w->masters[i] = lsi_model_values(w->model, i);
+static ls_status list_lower_halves(lsi_worker *w) {
+    size_t n = (size_t)w->model->n_params;
+    w->lower_halves = lsi_calloc(LSI_MEM_OTHER, n, sizeof *w->lower_halves);
+    LSI_TRY(lsi_check_alloc(w->lower_halves));
+    for (size_t i = 0; i < n; i++) w->lower_halves[i] = lsi_model_lower_half(w->model, (int)i);
     return LS_OK;
 }
 
@@ -59,9 +60,9 @@ ls_status lsi_worker_make_model(lsi_worker *w) {
     if (!is_hollow) LSI_TRY(make_whole(w));
     if (w->plan->dtype == LS_DTYPE_BF16) {
         LSI_TRY(lsi_model_narrow(w->model));
-        lsi_mem_reset_peaks(); /* until here the masters counted as parameters */
+        lsi_mem_reset_peaks(); /* until here values were there in float32 besides */
     }
-    return is_hollow ? LS_OK : list_masters(w);
+    return is_hollow ? LS_OK : list_lower_halves(w);
 }
 
 void lsi_worker_close_source(lsi_worker *w) {
@@ -84,9 +85,24 @@ static bool is_moved(const lsi_worker *w, int i) {
     return w->plan->strategy != LS_STRATEGY_DDP && lsi_ddp_has_values(w->ddp, i);
 }
 
+/* Halves are joined where the gradient is that nobody needs any more, if there is room. */
+static ls_status get_own(lsi_worker *w, int i, const float **values) {
+    const ls_param *param = &w->model->params[i];
+    const uint16_t *lower = lsi_model_lower_half(w->model, i);
+    if (!lower) return lsi_model_get_own(w->model, i, values);
+    float *room = param->grad;
+    if (!room) {
+        if (!w->gathered) LSI_TRY(make_room(w));
+        room = w->gathered;
+    }
+    ls_bf16_join(param->data, lower, param->count, room);
+    *values = room;
+    return LS_OK;
+}
+
 ls_status lsi_worker_get_values(void *worker, int i, const float **values) {
     lsi_worker *w = worker;
-    if (!is_moved(w, i)) return lsi_model_get_own(w->model, i, values);
+    if (!is_moved(w, i)) return get_own(w, i, values);
     if (!w->gathered) LSI_TRY(make_room(w));
     /* Whoever is late, because of its disk, is waited for here: the ddp has groups of its own,
      * which do not know that there is more time now. */

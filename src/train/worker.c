@@ -18,8 +18,7 @@
 static ls_status set_up_group(lsi_worker *w) {
     lsi_mem_reset_peaks(); /* the launcher's are not this worker's */
     lsi_compute_set_threads(w->plan->n_threads);
-    /* Blocks of updates in the backward pass are too small to be shared out. */
-    lsi_optim_set_threads(w->config->update_in_backward ? 1 : w->plan->n_threads);
+    lsi_optim_set_threads(w->plan->n_threads);
     LSI_TRY(lsi_group_attach(w->region, w->rank, &w->group));
     ls_group_set_timeout(w->group, w->config->timeout_ms);
     lsi_group_set_order(w->group, &w->plan->deal.order);
@@ -124,7 +123,7 @@ static void clean_up(lsi_worker *w) {
     lsi_tape_destroy(w->tape);
     lsi_profile_destroy(w->profile);
     lsi_arena_destroy(w->arena);
-    lsi_free(w->masters);
+    lsi_free(w->lower_halves);
     lsi_free(w->gathered);
     lsi_worker_clean_up_ddp(w);
     lsi_worker_close_source(w);

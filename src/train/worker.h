@@ -43,11 +43,11 @@ typedef struct lsi_worker {
     int64_t sampler_epoch;
     lsi_model *model;
     ls_ddp *ddp;
-    ls_comm_hook *hook;    /* NULL: none */
-    ls_loss_scaler scaler; /* of the fp16 hook */
-    double wire_factor;    /* what it multiplies with in this step */
-    float **masters;       /* float32 values of each parameter; NULL: the model is hollow */
-    ls_fill_fn fill;       /* until the ddp is there: where a hollow model's values come from */
+    ls_comm_hook *hook;      /* NULL: none */
+    ls_loss_scaler scaler;   /* of the fp16 hook */
+    double wire_factor;      /* what it multiplies with in this step */
+    uint16_t **lower_halves; /* of BF16 parameters; NULL: the model is hollow */
+    ls_fill_fn fill;         /* until the ddp is there: where a hollow model's values come from */
     void *fill_context;
     lsi_initial_values initial; /* that, or … */
     lsi_model_source *source;   /* … of a model folder */
@@ -81,7 +81,7 @@ typedef struct lsi_worker {
 
 /* ---- values of parameters, values.c ---- */
 
-/* A model with its values and masters; of sharded strategies one that is hollow, and w->fill. */
+/* A model with its values; of sharded strategies one that is hollow, and w->fill. */
 LS_CHECKED ls_status lsi_worker_make_model(lsi_worker *w);
 /* The ddp is there: w->fill is not needed any more. */
 void lsi_worker_close_source(lsi_worker *w);

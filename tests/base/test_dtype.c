@@ -131,6 +131,41 @@ static void loop_equals_single_calls(void **state) {
     }
 }
 
+/* ---- halves ---- */
+
+static int is_nan(uint32_t bits) {
+    return (bits & 0x7FFFFFFFu) > 0x7F800000u;
+}
+
+/* Nothing is lost, and the upper half is a nearest neighbour. */
+static void check_halves(uint32_t bits) {
+    float value = lsi_float_from_bits(bits);
+    uint16_t upper = lsi_upper_half(value), rounded = lsi_f32_to_bf16(value);
+    uint32_t joined = lsi_float_bits(lsi_join_halves(upper, lsi_lower_half(value)));
+    int is_middle = (bits & 0xFFFFu) == 0x8000u;
+    int is_near = upper == rounded || (is_middle && upper == rounded + 1);
+    if (is_near && (is_nan(bits) ? is_nan(joined) : joined == bits)) return;
+    fail_msg("0x%08X: halves 0x%04X and 0x%04X are 0x%08X; rounded to even 0x%04X", bits, upper,
+             lsi_lower_half(value), joined, rounded);
+}
+
+/* Every lower half with upper halves around which something changes, and numbers from all over. */
+static void halves_join_to_the_number(void **state) {
+    (void)state;
+    static const uint32_t upper[] = {0x0000, 0x0001, 0x007F, 0x0080, 0x3F80, 0x3F81,
+                                     0x7F7E, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF,
+                                     0x8000, 0x8001, 0xBF80, 0xFF7F, 0xFF80, 0xFFFF};
+    for (size_t i = 0; i < sizeof upper / sizeof upper[0]; i++)
+        for (uint32_t lower = 0; lower <= 0xFFFF; lower++) check_halves(upper[i] << 16 | lower);
+    for (uint32_t i = 0; i < 1u << 20; i++) check_halves(i * 2654435761u);
+}
+
+static void zeros_below_give_the_bfloat16_number(void **state) {
+    (void)state;
+    for (uint32_t upper = 0; upper <= 0xFFFF; upper++)
+        assert_int_equal(lsi_float_bits(lsi_join_halves((uint16_t)upper, 0)), upper << 16);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_dtype_has_size_and_name),
@@ -139,6 +174,8 @@ int main(void) {
         cmocka_unit_test(middle_between_neighbours_rounds_to_even),
         cmocka_unit_test(extremes_become_infinity_zero_or_nan),
         cmocka_unit_test(loop_equals_single_calls),
+        cmocka_unit_test(halves_join_to_the_number),
+        cmocka_unit_test(zeros_below_give_the_bfloat16_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

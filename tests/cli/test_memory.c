@@ -69,7 +69,7 @@ static void kinds_add_up_to_the_measured_peak(void **state) {
 
 /* ---- bytes of a parameter ---- */
 
-/* Gradients are float32 and lie in buckets alone; bfloat16 has a float32 master besides the
+/* Gradients are float32 and lie in buckets alone; bfloat16 has its lower half besides the
  * moments. A rank touches its slice of the buckets of all others. Frozen parameters have no
  * gradient. */
 static const struct {
@@ -80,9 +80,9 @@ static const struct {
     {"--workers 1", 4, 4, 8, 0, false},
     {"--workers 2", 4, 4, 8, 4 * 1 / 2.0, false},
     {"--workers 4", 4, 4, 8, 4 * 3 / 4.0, false},
-    {"--workers 1 --dtype bf16", 2, 4, 12, 0, false},
-    {"--workers 2 --dtype bf16", 2, 4, 12, 4 * 1 / 2.0, false},
-    {"--workers 4 --dtype bf16", 2, 4, 12, 4 * 3 / 4.0, false},
+    {"--workers 1 --dtype bf16", 2, 4, 10, 0, false},
+    {"--workers 2 --dtype bf16", 2, 4, 10, 4 * 1 / 2.0, false},
+    {"--workers 4 --dtype bf16", 2, 4, 10, 4 * 3 / 4.0, false},
     {"--workers 2 --micro-batch-size 1", 4, 4, 8, 4 * 1 / 2.0, false},
     {"--workers 2 --bucket-cap-mb 0.01 --first-bucket-mb 0.01 --no-overlap", 4, 4, 8, 4 * 1 / 2.0,
      false},
@@ -152,26 +152,26 @@ static const struct {
 } printed[] = {
     {"--workers 2", 4, 4, 8, 0, 0},
     {"--workers 2 --strategy zero1", 4 / 2.0, 4, 8 / 2.0, 4 / 2.0, 0},
-    {"--workers 2 --strategy zero1 --replicas private --dtype bf16", 2, 4, 12 / 2.0, 2 / 2.0, 0},
-    {"--workers 4 --strategy zero2 --dtype bf16", 2 / 4.0, 4 / 4.0, 12 / 4.0, 2 * 3 / 4.0, 0},
+    {"--workers 2 --strategy zero1 --replicas private --dtype bf16", 2, 4, 10 / 2.0, 2 / 2.0, 0},
+    {"--workers 4 --strategy zero2 --dtype bf16", 2 / 4.0, 4 / 4.0, 10 / 4.0, 2 * 3 / 4.0, 0},
     {"--workers 2 --strategy zero2 --replicas private", 4, 4 / 2.0, 8 / 2.0, 4 / 2.0, 0},
     {"--workers 2 --strategy zero3", 4 / 2.0, 4 / 2.0, 8 / 2.0, 4 / 2.0, 0},
     {"--workers 2 --strategy zero3 --replicas private", 4 / 2.0, 4 / 2.0, 8 / 2.0, 0, 0},
     {"--workers 4 --strategy hybrid --shard-group 2 --replicas private --dtype bf16", 2 / 2.0,
-     4 / 2.0, 12 / 2.0, 0, 0},
+     4 / 2.0, 10 / 2.0, 0, 0},
     {"--workers 2 --strategy zero2 --offload optimizer --dtype bf16", 2 / 2.0, 4 / 2.0, 0, 2 / 2.0,
-     12 / 2.0},
+     10 / 2.0},
     {"--workers 2 --strategy zero3 --replicas private --offload params", 0, 4 / 2.0, 0, 0,
      4 / 2.0 + 8 / 2.0},
-    /* frozen ones are sharded, with masters */
+    /* frozen ones are sharded, with lower halves */
     {"--workers 2 --strategy zero3 --replicas private " FREEZE, 4 / 2.0, 4 / 2.0 * TRAINED,
      8 / 2.0 * TRAINED, 0, 0},
     {"--workers 4 --strategy zero3 --replicas private --dtype bf16 --persist-below 2 " FREEZE,
-     2 / 4.0, 4 / 4.0 * TRAINED, 8 / 4.0 * TRAINED + 4 / 4.0, 0, 0},
+     2 / 4.0, 4 / 4.0 * TRAINED, 8 / 4.0 * TRAINED + 2 / 4.0, 0, 0},
     {"--workers 4 --strategy hybrid --shard-group 2 --replicas private --dtype bf16 " FREEZE,
-     2 / 2.0, 4 / 2.0 * TRAINED, 8 / 2.0 * TRAINED + 4 / 2.0, 0, 0},
+     2 / 2.0, 4 / 2.0 * TRAINED, 8 / 2.0 * TRAINED + 2 / 2.0, 0, 0},
     {"--workers 2 --strategy zero3 --replicas private --offload params --dtype bf16 " FREEZE, 0,
-     4 / 2.0 * TRAINED, 0, 0, 2 / 2.0 + 8 / 2.0 * TRAINED + 4 / 2.0},
+     4 / 2.0 * TRAINED, 0, 0, 2 / 2.0 + 8 / 2.0 * TRAINED + 2 / 2.0},
 };
 
 /* The table's line that begins with a name, copied without its end; false if there is none. */

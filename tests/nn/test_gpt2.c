@@ -35,7 +35,7 @@ typedef struct fixture {
     lsi_arena *arena;
     lsi_tape *tape;
     float *grads; /* laid out like model->data */
-    float *masters[28];
+    uint16_t *lower_halves[28];
 } fixture;
 
 static int64_t data_elems(const lsi_model *model) {
@@ -150,10 +150,11 @@ static double train_step(fixture *f, lsi_optimizer *optimizer, const lsi_batch *
 }
 
 static lsi_optimizer *make_optimizer(fixture *f) {
-    const lsi_optimizer_opts opts = {0.9, 0.95, 1e-8, 0.1, f->masters};
+    const lsi_optimizer_opts opts = {0.9, 0.95, 1e-8, 0.1, f->lower_halves};
     lsi_optimizer *optimizer;
-    assert_true(f->model->n_params <= (int)(sizeof f->masters / sizeof f->masters[0]));
-    for (int i = 0; i < f->model->n_params; i++) f->masters[i] = lsi_model_values(f->model, i);
+    assert_true(f->model->n_params <= (int)(sizeof f->lower_halves / sizeof f->lower_halves[0]));
+    for (int i = 0; i < f->model->n_params; i++)
+        f->lower_halves[i] = lsi_model_lower_half(f->model, i);
     assert_ok(lsi_optimizer_create(f->model->params, f->model->n_params, &opts, &optimizer));
     return optimizer;
 }

@@ -26,7 +26,8 @@ static lsi_model *make_whole(const lsi_model_class *class) {
 
 static void assert_hollow(const lsi_model *model) {
     assert_null(model->data);
-    assert_null(model->narrow);
+    assert_null(model->upper);
+    assert_null(model->lower);
     for (int i = 0; i < model->n_params; i++) {
         assert_null(model->params[i].data);
         assert_null(model->params[i].grad);

@@ -8,6 +8,7 @@
 
 #include <lockstep/optim.h>
 
+#include "base/dtype.h"
 #include "optim/threads.h"
 
 static void assert_near(double found, double expected, double bound) {
@@ -180,6 +181,30 @@ static void cut_ranges_and_threads_give_the_same_bits(void **state) {
     free(cut);
 }
 
+/* Cut at an odd place, over several pieces and ranges. */
+static void halves_follow_float32_values_to_the_bit(void **state) {
+    (void)state;
+    enum { STEPS = 20, CUT = 4097 };
+    static uint16_t upper[N], lower[N];
+    static float joined[N];
+    static arrays wide, split;
+    fill(&wide), fill(&split);
+    ls_bf16_split(split.w, N, upper, lower);
+    ls_adamw_opts opts = usual;
+    opts.lr = 1e-3, opts.weight_decay = 0.1;
+    for (opts.step = 1; opts.step <= STEPS; opts.step++) {
+        ls_adamw_update(wide.w, wide.g, wide.m, wide.v, N, &opts);
+        ls_adamw_update_bf16(upper, lower, split.g, split.m, split.v, CUT, &opts);
+        ls_adamw_update_bf16(upper + CUT, lower + CUT, split.g + CUT, split.m + CUT, split.v + CUT,
+                             N - CUT, &opts);
+        ls_bf16_join(upper, lower, N, joined);
+        assert_memory_equal(joined, wide.w, sizeof joined);
+        assert_memory_equal(split.m, wide.m, sizeof joined);
+        assert_memory_equal(split.v, wide.v, sizeof joined);
+        for (int i = 0; i < N; i++) assert_int_equal(upper[i], lsi_upper_half(wide.w[i]));
+    }
+}
+
 static void thread_count_below_one_means_one(void **state) {
     (void)state;
     lsi_optim_set_threads(-4);
@@ -196,6 +221,7 @@ int main(void) {
         cmocka_unit_test(three_steps_equal_pytorch),
         cmocka_unit_test(results_stay_near_the_formula_in_double),
         cmocka_unit_test(cut_ranges_and_threads_give_the_same_bits),
+        cmocka_unit_test(halves_follow_float32_values_to_the_bit),
         cmocka_unit_test(thread_count_below_one_means_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,10 +73,11 @@ static ls_status fill_zeros(void *context, int param, int64_t begin, int64_t cou
     return LS_OK;
 }
 
-static float small_buffer, small_master[8];
+static float small_buffer;
+static uint16_t small_half[8];
 static ls_param one_buffer = {
     .name = "buffer", .count = 1, .dtype = LS_DTYPE_F32, .data = &small_buffer};
-static float *const some_masters[] = {small_master, small_master};
+static uint16_t *const some_halves[] = {small_half, small_half};
 static const ls_unit_use apart[] = {{0, 0}, {1, 1}}, crossed[] = {{0, 1}, {1, 0}};
 
 #define OPTS(...)                                                                                  \
@@ -104,7 +105,7 @@ static const struct difference_row {
     {OPTS(0), OPTS(.first_bucket_mb = 0.125), "first_bucket_mb 0", "first_bucket_mb 0.125"},
     {OPTS(0), OPTS(.buffers = &one_buffer, .n_buffers = 1), "buffers 0", "buffers 1"},
     {OPTS(0), OPTS(.hook = &other_hook), "hook none", "hook other"},
-    {OPTS(0), OPTS(.masters = some_masters), "masters 0", "masters 1"},
+    {OPTS(0), OPTS(.lower_halves = some_halves), "lower_halves 0", "lower_halves 1"},
     {OPTS(0), OPTS(.strategy = LS_STRATEGY_ZERO1), "strategy 0", "strategy 1"},
     {OPTS(0), OPTS(.replicas = LS_REPLICAS_PRIVATE), "replicas 0", "replicas 1"},
     {OPTS(0), OPTS(.join = LS_JOIN_LIVE, .keep_buckets = 1, .bucket_cap_mb = 8),

@@ -28,17 +28,17 @@ static const double MIB = 1024.0 * 1024.0;
 /* ---- a model ---- */
 
 typedef enum types { WIDE, NARROW, MIXED } types; /* F32, BF16, in turn */
-/* Where values come from. Masters and what the function gives are the same float32 values. */
-typedef enum source { FROM_VALUES, FROM_MASTERS, FROM_FUNCTION } source;
+/* Where values come from. Halves and what the function gives are the same float32 values. */
+typedef enum source { FROM_VALUES, FROM_HALVES, FROM_FUNCTION } source;
 
 typedef struct model {
     int n_params;
     ls_param params[MAX_PARAMS];
     char names[MAX_PARAMS][8];
-    float *masters[MAX_PARAMS];
+    uint16_t *lower_halves[MAX_PARAMS];
     int64_t n_elems;
     float wide[MAX_ELEMS]; /* of all parameters, one behind the other */
-    uint16_t narrow[MAX_ELEMS];
+    uint16_t upper[MAX_ELEMS], lower[MAX_ELEMS];
 } model;
 
 /* A count below 0 is a frozen parameter of -count - 1 elements, F32. Values are those of `rank`. */
@@ -49,16 +49,14 @@ static void model_init(model *m, const int64_t *counts, int n_params, types how,
         bool is_narrow = !is_frozen && (how == NARROW || (how == MIXED && i % 2 == 0));
         int64_t count = is_frozen ? -counts[i] - 1 : counts[i], at = m->n_elems;
         snprintf(m->names[i], sizeof m->names[i], "p%d", i);
-        m->masters[i] = m->wide + at;
-        for (int64_t e = at; e < at + count; e++) {
-            m->wide[e] = rough_value(rank, i, e - at);
-            m->narrow[e] = lsi_f32_to_bf16(m->wide[e]);
-        }
+        m->lower_halves[i] = m->lower + at;
+        for (int64_t e = at; e < at + count; e++) m->wide[e] = rough_value(rank, i, e - at);
+        ls_bf16_split(m->wide + at, count, m->upper + at, m->lower + at);
         m->params[i] = (ls_param){.name = m->names[i],
                                   .count = count,
                                   .dtype = is_narrow ? LS_DTYPE_BF16 : LS_DTYPE_F32,
                                   .flags = is_frozen ? LS_PARAM_FROZEN : 0,
-                                  .data = is_narrow ? (void *)(m->narrow + at) : m->wide + at};
+                                  .data = is_narrow ? (void *)(m->upper + at) : m->wide + at};
         m->n_elems += count;
     }
     m->params[0].flags |= LS_PARAM_NO_DECAY;
@@ -124,13 +122,13 @@ static ls_status open_model(ls_group *group, const setting *s, model *m, ls_ddp 
     if (s->folder) opts.offload = LS_OFFLOAD_OPTIMIZER;
     opts.offload_dir = s->folder;
     model_init(m, counts, COUNT_OF(counts), s->types, ls_group_rank(group));
-    if (s->source != FROM_VALUES) opts.masters = m->masters; /* a function comes first */
+    if (s->source != FROM_VALUES) opts.lower_halves = m->lower_halves; /* a function comes first */
     if (s->source == FROM_FUNCTION) opts.fill = give_values;
     for (int i = 0; i < m->n_params && opts.fill; i++)
         if (!(m->params[i].flags & LS_PARAM_FROZEN)) m->params[i].data = NULL;
     LSI_TRY(ls_ddp_create(group, m->params, m->n_params, &opts, ddp));
-    RANK_CHECK(!opts.fill || m->wide[0] == rough_value(ls_group_rank(group), 0, 0),
-               "masters are sent that nobody needs");
+    RANK_CHECK(!opts.fill || m->lower[0] == lsi_lower_half(rough_value(ls_group_rank(group), 0, 0)),
+               "lower halves are sent that nobody needs");
     return LS_OK;
 }
 
@@ -173,7 +171,7 @@ static ls_status run(ls_group *group, const setting *s, result *r) {
 
 static ls_status is_same(const setting *s, const result *found, const result *expected) {
     const char *const type_names[] = {"F32", "BF16", "F32 and BF16"};
-    const char *const source_names[] = {"values", "masters", "a function"};
+    const char *const source_names[] = {"values", "halves", "a function"};
     for (int64_t i = 0; i < MAX_ELEMS; i++)
         RANK_CHECK(memcmp(&found->values[i], &expected->values[i], sizeof(float)) == 0,
                    "strategy %d, replicas %d, %s, from %s, slices of %lld: element %lld is %.9g, "
@@ -196,11 +194,11 @@ static const struct {
              {LS_STRATEGY_ZERO2, LS_REPLICAS_SHARED}, {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE},
              {LS_STRATEGY_ZERO3, LS_REPLICAS_SHARED}, {LS_STRATEGY_ZERO3, LS_REPLICAS_PRIVATE}};
 
-/* What a function gives are the masters, which is what DDP takes. */
+/* What a function gives has the same halves, which is what DDP takes. */
 static ls_status equals_ddp(ls_group *group, const setting *s) {
     static _Thread_local result expected, found;
     setting ddp = {.strategy = LS_STRATEGY_DDP, .types = s->types, .unused = s->unused};
-    ddp.source = s->source == FROM_VALUES ? FROM_VALUES : FROM_MASTERS;
+    ddp.source = s->source == FROM_VALUES ? FROM_VALUES : FROM_HALVES;
     LSI_TRY(run(group, &ddp, &expected));
     LSI_TRY(run(group, s, &found));
     return is_same(s, &found, &expected);
@@ -256,7 +254,7 @@ static ls_status single_elements(ls_group *group, void *context) {
                  .slice = 1,
                  .strategy = LS_STRATEGY_ZERO2,
                  .types = MIXED,
-                 .source = FROM_MASTERS};
+                 .source = FROM_HALVES};
     return equals_ddp(group, &s);
 }
 
@@ -287,11 +285,11 @@ static ls_status states_take_no_memory(ls_group *group, void *context) {
     for (int64_t step = 0; step < 2; step++)
         LSI_TRY(one_step(&s, &m, ddp, step, ls_group_rank(group)));
     int64_t bytes = ls_ddp_state_bytes(ddp), n_owned = ddp->states.plan.n_states;
-    RANK_CHECK(bytes == 12 * n_owned && lsi_mem_file_bytes() == bytes, "%lld bytes, in files %lld",
+    RANK_CHECK(bytes == 10 * n_owned && lsi_mem_file_bytes() == bytes, "%lld bytes, in files %lld",
                (long long)bytes, (long long)lsi_mem_file_bytes());
     RANK_CHECK(lsi_mem_peak(LSI_MEM_OPTIMIZER) == 0, "%lld bytes of states in memory",
                (long long)lsi_mem_peak(LSI_MEM_OPTIMIZER));
-    RANK_CHECK(lsi_mem_peak(LSI_MEM_STAGING) == 2 * 12 * 500, "%lld bytes of slices, expected two",
+    RANK_CHECK(lsi_mem_peak(LSI_MEM_STAGING) == 2 * 10 * 500, "%lld bytes of slices, expected two",
                (long long)lsi_mem_peak(LSI_MEM_STAGING));
     RANK_CHECK(lsi_mem_now(LSI_MEM_STAGING) == 0, "slices are left in memory");
     ls_ddp_destroy(ddp);

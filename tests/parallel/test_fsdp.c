@@ -168,7 +168,7 @@ static ls_status train(ls_group *group, const setting *s, const toy *model, ls_d
     return LS_OK;
 }
 
-/* Frozen ones do not change, and sharded strategies keep no masters of them. */
+/* Frozen ones do not change, and sharded strategies keep no lower halves of them. */
 static ls_status collect(const toy *model, ls_ddp *ddp, float *weights, int64_t *n) {
     *n = 0;
     for (int i = 0; i < model->n_params; i++) {
@@ -186,16 +186,14 @@ static ls_status fill(void *context, int param, int64_t begin, int64_t count, fl
     return LS_OK;
 }
 
-/* Rounded copies in front, masters behind. */
-static void narrow(toy *model, uint16_t *narrow_values, float **masters) {
+static void narrow(toy *model, uint16_t *upper, uint16_t *lower, uint16_t **lower_halves) {
     for (int i = 0; i < model->n_params; i++) {
         ls_param *param = &model->params[i];
-        masters[i] = param->data;
-        for (int64_t e = 0; e < param->count; e++)
-            narrow_values[e] = lsi_f32_to_bf16(masters[i][e]);
-        param->data = narrow_values;
+        ls_bf16_split(param->data, param->count, upper, lower);
+        param->data = upper;
         param->dtype = LS_DTYPE_BF16;
-        narrow_values += param->count;
+        lower_halves[i] = lower;
+        upper += param->count, lower += param->count;
     }
 }
 
@@ -236,8 +234,8 @@ static ls_status deal_out(ls_group *group, const setting *s, int strategy, lsi_d
 }
 
 static ls_status run(ls_group *group, const setting *s, int strategy, result *r) {
-    static _Thread_local uint16_t narrow_values[MAX_ELEMS];
-    float *masters[N_PARAMS];
+    static _Thread_local uint16_t upper[MAX_ELEMS], lower[MAX_ELEMS];
+    uint16_t *lower_halves[N_PARAMS];
     toy model;
     lsi_deal deal;
     ls_ddp *ddp = NULL;
@@ -250,12 +248,12 @@ static ls_status run(ls_group *group, const setting *s, int strategy, result *r)
     toy_init(&model, counts, N_PARAMS, ls_group_rank(group));
     model.params[0].flags |= LS_PARAM_NO_DECAY;
     if (s->dtype == LS_DTYPE_BF16) {
-        narrow(&model, narrow_values, masters);
-        opts.masters = masters;
+        narrow(&model, upper, lower, lower_halves);
+        opts.lower_halves = lower_halves;
     }
     for (int i = 0; i < N_PARAMS && opts.fill; i++)
         if (!(model.params[i].flags & LS_PARAM_FROZEN)) model.params[i].data = NULL;
-    if (opts.fill) opts.masters = NULL;
+    if (opts.fill) opts.lower_halves = NULL;
     LSI_TRY(ls_ddp_create(group, model.params, model.n_params, &opts, &ddp));
     lsi_ddp_set_group_order(ddp, &deal.group_order);
     LSI_TRY(train(group, s, &model, ddp, &deal, &r->norm));

@@ -281,7 +281,7 @@ typedef struct result {
 static ls_status collect(player *p, result *r) {
     int64_t n = 0;
     for (int i = 0; i < N_PARAMS; i++) {
-        if (counts[i] < 0) continue; /* sharded strategies do not keep masters of frozen ones */
+        if (counts[i] < 0) continue; /* sharded strategies keep no lower halves of frozen ones */
         LATE(p, ls_ddp_get_values(p->ddp, i, r->weights + n));
         n += p->model.params[i].count;
     }
@@ -323,15 +323,14 @@ static ls_ddp_opts options_of(const player *p) {
     return opts;
 }
 
-/* Rounded copies in front, masters behind. */
-static void narrow(toy *model, uint16_t *values, float **masters) {
+static void narrow(toy *model, uint16_t *upper, uint16_t *lower, uint16_t **lower_halves) {
     for (int i = 0; i < N_PARAMS; i++) {
         ls_param *param = &model->params[i];
-        masters[i] = param->data;
-        for (int64_t e = 0; e < param->count; e++) values[e] = lsi_f32_to_bf16(masters[i][e]);
-        param->data = values;
+        ls_bf16_split(param->data, param->count, upper, lower);
+        param->data = upper;
         param->dtype = LS_DTYPE_BF16;
-        values += param->count;
+        lower_halves[i] = lower;
+        upper += param->count, lower += param->count;
     }
 }
 
@@ -345,8 +344,8 @@ static ls_status deal_out(const player *p, lsi_deal *deal) {
 }
 
 static ls_status play(ls_group *group, player *p, result *r) {
-    static _Thread_local uint16_t narrow_values[MAX_ELEMS];
-    float *masters[N_PARAMS];
+    static _Thread_local uint16_t upper[MAX_ELEMS], lower[MAX_ELEMS];
+    uint16_t *lower_halves[N_PARAMS];
     lsi_deal deal;
     ls_ddp_opts opts = options_of(p);
     LSI_TRY(deal_out(p, &deal));
@@ -354,8 +353,8 @@ static ls_status play(ls_group *group, player *p, result *r) {
     toy_init(&p->model, counts, N_PARAMS, ls_group_rank(group));
     p->model.params[0].flags |= LS_PARAM_NO_DECAY;
     if (p->program->dtype == LS_DTYPE_BF16) {
-        narrow(&p->model, narrow_values, masters);
-        if (!opts.fill) opts.masters = masters;
+        narrow(&p->model, upper, lower, lower_halves);
+        if (!opts.fill) opts.lower_halves = lower_halves;
     }
     for (int i = 0; i < N_PARAMS && opts.fill; i++)
         if (counts[i] >= 0) p->model.params[i].data = NULL;

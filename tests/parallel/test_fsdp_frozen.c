@@ -39,7 +39,7 @@ static const ls_unit_use lookups[COUNT_OF(uses)] = {
     {3, 5},          {3, 7},          {4, 8}, {4, 9, LOOK_UP}, {4, 0}};
 enum { N_PARAMS = COUNT_OF(sizes), N_UNITS = 5, UNUSED = 6 };
 
-typedef enum source { FROM_VALUES, FROM_MASTERS, FROM_FUNCTION } source;
+typedef enum source { FROM_VALUES, FROM_HALVES, FROM_FUNCTION } source;
 
 typedef struct setting {
     const char *frozen; /* digits: parameters */
@@ -76,23 +76,24 @@ static int first_unit(const setting *s, int param) {
 
 typedef struct model {
     toy toy;
-    uint16_t narrow[MAX_ELEMS];
-    float *masters[N_PARAMS];
+    uint16_t upper[MAX_ELEMS], lower[MAX_ELEMS];
+    float *wide[N_PARAMS]; /* where values were at first */
+    uint16_t *lower_halves[N_PARAMS];
 } model;
 
-/* Values of BF16 parameters lie in front, their masters behind. */
 static void model_init(model *m, const setting *s, int rank) {
     int64_t counts[N_PARAMS];
     for (int i = 0; i < N_PARAMS; i++) counts[i] = is_frozen(s, i) ? -sizes[i] - 1 : sizes[i];
     toy_init(&m->toy, counts, N_PARAMS, rank);
     m->toy.params[0].flags |= LS_PARAM_NO_DECAY;
-    uint16_t *at = m->narrow;
+    int64_t at = 0;
     for (int i = 0; i < N_PARAMS; i++) {
         ls_param *param = &m->toy.params[i];
-        m->masters[i] = param->data;
+        m->wide[i] = param->data;
+        m->lower_halves[i] = m->lower + at;
         if (!is_narrow(s, i)) continue;
-        for (int64_t e = 0; e < param->count; e++) at[e] = lsi_f32_to_bf16(m->masters[i][e]);
-        param->data = at;
+        ls_bf16_split(param->data, param->count, m->upper + at, m->lower + at);
+        param->data = m->upper + at;
         param->dtype = LS_DTYPE_BF16;
         at += param->count;
     }
@@ -184,7 +185,7 @@ static ls_status make_step(const setting *s, model *m, ls_ddp *ddp, bool gathers
     opts.grad_scale = ls_clip_factor(*norm, 0.5);
     LSI_TRY(ls_ddp_update(ddp, &opts));
     if (s->evaluates) LSI_TRY(forward(s, m, ddp, gathers, seen));
-    for (int64_t e = 0; e < sizes[UNUSED]; e++) m->masters[UNUSED][e] += (float)step;
+    for (int64_t e = 0; e < sizes[UNUSED]; e++) m->wide[UNUSED][e] += (float)step;
     return ls_ddp_check_weights(ddp);
 }
 
@@ -203,7 +204,7 @@ static ls_ddp_opts options_of(const setting *s, int strategy, model *m) {
     ls_ddp_opts opts = LS_DDP_OPTS_INIT;
     opts.reproducible = s->accumulation > 1;
     opts.find_unused_parameters = s->finds_unused;
-    if (s->source != FROM_VALUES && s->dtype == LS_DTYPE_BF16) opts.masters = m->masters;
+    if (s->source != FROM_VALUES && s->dtype == LS_DTYPE_BF16) opts.lower_halves = m->lower_halves;
     if (strategy == LS_STRATEGY_DDP) return opts;
     opts.strategy = strategy;
     opts.replicas = LS_REPLICAS_PRIVATE;
@@ -217,7 +218,7 @@ static ls_ddp_opts options_of(const setting *s, int strategy, model *m) {
     opts.offload = s->offload;
     opts.offload_dir = s->offload ? "/tmp" : NULL;
     if (s->source != FROM_FUNCTION) return opts;
-    opts.masters = NULL;
+    opts.lower_halves = NULL;
     opts.fill = fill;
     for (int i = 0; i < N_PARAMS; i++)
         if (i != UNUSED) m->toy.params[i].data = NULL;
@@ -235,7 +236,7 @@ static ls_status deal_out(ls_group *group, const setting *s, int strategy, lsi_d
 
 /* What is gathered is nowhere afterwards; what no unit uses is where it was. */
 static ls_status expect_left(const model *m, bool gathers) {
-    RANK_CHECK(m->toy.params[UNUSED].data == m->masters[UNUSED], "p6 was moved");
+    RANK_CHECK(m->toy.params[UNUSED].data == m->wide[UNUSED], "p6 was moved");
     for (int i = 0; i < N_PARAMS && gathers; i++)
         RANK_CHECK(i == UNUSED || !m->toy.params[i].data, "parameter %d is left", i);
     return LS_OK;
@@ -309,12 +310,12 @@ static const setting rows[] = {
     {.evaluates = true, .looks_up = true},
     {.source = FROM_FUNCTION},
     {.dtype = LS_DTYPE_BF16},
-    {.dtype = LS_DTYPE_BF16, .source = FROM_MASTERS},
+    {.dtype = LS_DTYPE_BF16, .source = FROM_HALVES},
     {.dtype = LS_DTYPE_BF16, .source = FROM_FUNCTION},
     {.finds_unused = true},
     {.jitter = true},
     {.offload = LS_OFFLOAD_OPTIMIZER},
-    {.offload = LS_OFFLOAD_OPTIMIZER, .slice = 7, .dtype = LS_DTYPE_BF16, .source = FROM_MASTERS},
+    {.offload = LS_OFFLOAD_OPTIMIZER, .slice = 7, .dtype = LS_DTYPE_BF16, .source = FROM_HALVES},
     {.offload = LS_OFFLOAD_PARAMS, .slice = 500, .dtype = LS_DTYPE_BF16, .source = FROM_FUNCTION},
     {.offload = LS_OFFLOAD_PARAMS, .persist_below = 101, .prefetch = 3},
 };
@@ -482,7 +483,7 @@ static ls_status keep_shards(ls_group *group, void *context) {
                            .replicas = LS_REPLICAS_PRIVATE,
                            .offload = k->offload,
                            .n_ranks = ls_group_world_size(group),
-                           .has_masters = true};
+                           .has_lower_halves = true};
     lsi_mem_estimate formula;
     int64_t before[LSI_MEM_N_KINDS], n_trained = 0, n_narrow = 0;
     lsi_deal deal;
@@ -511,8 +512,8 @@ static ls_status keep_shards(ls_group *group, void *context) {
     int64_t mine = ls_ddp_state_bytes(ddp), all[LSI_MAX_RANKS], sum = 0;
     LSI_TRY(ls_all_gather(group, &mine, all, 1, LS_DTYPE_I64, NULL));
     for (int r = 0; r < ls_group_world_size(group); r++) sum += all[r];
-    RANK_CHECK(sum == 8 * n_trained + 4 * n_narrow, "%lld bytes of states, expected %lld",
-               (long long)sum, (long long)(8 * n_trained + 4 * n_narrow));
+    RANK_CHECK(sum == 8 * n_trained + 2 * n_narrow, "%lld bytes of states, expected %lld",
+               (long long)sum, (long long)(8 * n_trained + 2 * n_narrow));
     for (int i = 0; i < N_PARAMS; i++) {
         RANK_CHECK(i == UNUSED || !m.toy.params[i].data, "parameter %d is there", i);
         LSI_TRY(ls_ddp_get_values(ddp, i, values));
@@ -685,7 +686,7 @@ static void without_uses_they_stay_where_they_are(void **state) {
     opts.n_uses = 0;
     assert_ok(ls_ddp_create(f.group, m.toy.params, N_PARAMS, &opts, &f.ddp));
     for (int i = 0; i < N_PARAMS; i++)
-        assert_ptr_equal(m.toy.params[i].data, is_frozen(&s, i) ? m.masters[i] : NULL);
+        assert_ptr_equal(m.toy.params[i].data, is_frozen(&s, i) ? m.wide[i] : NULL);
     lone_close(&f);
 }
 
@@ -695,7 +696,7 @@ static void failed_allocations_move_nothing(void **state) {
     const setting s = {.frozen = "0135",
                        .dtype = LS_DTYPE_BF16,
                        .accumulation = 1,
-                       .source = FROM_MASTERS,
+                       .source = FROM_HALVES,
                        .persist_below = 18};
     (void)state;
     for (int64_t n = 1;; n++) {

@@ -25,14 +25,14 @@ static void bytes_of_seven_billion_parameters_are_those_of_the_texts(void **stat
         double params, grads, optimizer;
     } cases[] = {
         {LS_STRATEGY_DDP, LS_REPLICAS_PRIVATE, 2, 14, 14, 84},          /* 16 bytes a parameter */
-        {LS_STRATEGY_DDP, LS_REPLICAS_SHARED, 0, 14, 28, 84},           /* 18 */
+        {LS_STRATEGY_DDP, LS_REPLICAS_SHARED, 0, 14, 28, 70},           /* 16, gradients float32 */
         {LS_STRATEGY_ZERO1, LS_REPLICAS_PRIVATE, 2, 14, 14, 84.0 / 64}, /* 4P + 12P/N */
-        {LS_STRATEGY_ZERO1, LS_REPLICAS_PRIVATE, 0, 14, 28, 84.0 / 64},
-        {LS_STRATEGY_ZERO1, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28, 84.0 / 64},
+        {LS_STRATEGY_ZERO1, LS_REPLICAS_PRIVATE, 0, 14, 28, 70.0 / 64},
+        {LS_STRATEGY_ZERO1, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28, 70.0 / 64},
         {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE, 2, 14, 14.0 / 64, 84.0 / 64}, /* 2P + 14P/N */
-        {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE, 0, 14, 28.0 / 64, 84.0 / 64},
-        {LS_STRATEGY_ZERO2, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28.0 / 64, 84.0 / 64},
-        {LS_STRATEGY_ZERO3, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28.0 / 64, 84.0 / 64},
+        {LS_STRATEGY_ZERO2, LS_REPLICAS_PRIVATE, 0, 14, 28.0 / 64, 70.0 / 64},
+        {LS_STRATEGY_ZERO2, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28.0 / 64, 70.0 / 64},
+        {LS_STRATEGY_ZERO3, LS_REPLICAS_SHARED, 0, 14.0 / 64, 28.0 / 64, 70.0 / 64},
         {LS_STRATEGY_ZERO3, LS_REPLICAS_PRIVATE, 2, 14.0 / 64, 14.0 / 64, 84.0 / 64}, /* 16P/N */
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -40,8 +40,9 @@ static void bytes_of_seven_billion_parameters_are_those_of_the_texts(void **stat
                                      .replicas = cases[i].replicas,
                                      .n_ranks = 64,
                                      .narrow_elems = 7 * BILLION,
-                                     .has_masters = true,
-                                     .grad_bytes = cases[i].grad_bytes};
+                                     .has_lower_halves = true,
+                                     .grad_bytes = cases[i].grad_bytes,
+                                     .lower_bytes = cases[i].grad_bytes ? 4 : 0};
         lsi_mem_estimate found;
         lsi_memory_formula(&in, &found);
         const struct {
@@ -64,17 +65,17 @@ static void bytes_of_seven_billion_parameters_are_those_of_the_texts(void **stat
 /* One change each to 1000 float32 and 600 bfloat16 elements on 4 ranks, shared. */
 static void each_input_counts_for_its_kind(void **state) {
     (void)state;
-    enum { P = 1000 * 4 + 600 * 2, G = 1600 * 4, MOMENTS = 1600 * 8, MASTERS = 600 * 4 };
+    enum { P = 1000 * 4 + 600 * 2, G = 1600 * 4, MOMENTS = 1600 * 8, LOWER = 600 * 2 };
     const lsi_memory_input plain = {
-        .n_ranks = 4, .wide_elems = 1000, .narrow_elems = 600, .has_masters = true};
+        .n_ranks = 4, .wide_elems = 1000, .narrow_elems = 600, .has_lower_halves = true};
     lsi_memory_input in[17];
     for (size_t i = 0; i < COUNT_OF(in); i++) in[i] = plain;
-    in[1].has_masters = false;
+    in[1].has_lower_halves = false;
     in[2].is_reproducible = true;
     in[2].n_micro_batches = 7; /* 3 bits: 2 partial sums at most, beside the newest */
     in[3].n_micro_batches = 8; /* added in place */
     in[4].frozen_bytes = 100;
-    in[4].frozen_master_bytes = 200;
+    in[4].frozen_lower_bytes = 200;
     in[5].strategy = in[6].strategy = in[7].strategy = LS_STRATEGY_ZERO1;
     in[6].offload = LS_OFFLOAD_OPTIMIZER;
     in[7].shard_size = 2;
@@ -102,25 +103,25 @@ static void each_input_counts_for_its_kind(void **state) {
     static const struct {
         int64_t params, grads, optimizer, buckets, gathered, peers, file;
     } expected[COUNT_OF(in)] = {
-        {P, G, MOMENTS + MASTERS, G * 3 / 4, 0, 0, 0},
+        {P, G, MOMENTS + LOWER, G * 3 / 4, 0, 0, 0},
         {P, G, MOMENTS, G * 3 / 4, 0, 0, 0},
-        {P, G * 3, MOMENTS + MASTERS, G * 3 / 4, 0, 0, 0},
-        {P, G, MOMENTS + MASTERS, G * 3 / 4, 0, 0, 0},
-        {P + 100, G, MOMENTS + MASTERS + 200, G * 3 / 4, 0, 0, 0},
-        {P / 4, G, (MOMENTS + MASTERS) / 4, G * 3 / 4, 0, P * 3 / 4, 0},
-        {P / 4, G, 0, G * 3 / 4, 0, P * 3 / 4, (MOMENTS + MASTERS) / 4},
-        {P / 2, G, (MOMENTS + MASTERS) / 2, G * 3 / 4, 0, P / 2, 0},
-        {P / 4, G / 4, (MOMENTS + MASTERS) / 4, 1200 + 900, 600, 0, 0},
-        {P / 4, G / 4, (MOMENTS + MASTERS) / 4, 1200 + 900, P, 0, 0},
-        {P / 4, G / 4, (MOMENTS + MASTERS) / 4, 1200 + 900, 600 + P / 2, 0, 0},
-        {P / 4, G / 4, (MOMENTS + MASTERS) / 4, 1200 + 900, 650, 0, 0},
-        {0, G / 4, 0, 1200 + 900, 600, 0, (P + MOMENTS + MASTERS) / 4},
+        {P, G * 3, MOMENTS + LOWER, G * 3 / 4, 0, 0, 0},
+        {P, G, MOMENTS + LOWER, G * 3 / 4, 0, 0, 0},
+        {P + 100, G, MOMENTS + LOWER + 200, G * 3 / 4, 0, 0, 0},
+        {P / 4, G, (MOMENTS + LOWER) / 4, G * 3 / 4, 0, P * 3 / 4, 0},
+        {P / 4, G, 0, G * 3 / 4, 0, P * 3 / 4, (MOMENTS + LOWER) / 4},
+        {P / 2, G, (MOMENTS + LOWER) / 2, G * 3 / 4, 0, P / 2, 0},
+        {P / 4, G / 4, (MOMENTS + LOWER) / 4, 1200 + 900, 600, 0, 0},
+        {P / 4, G / 4, (MOMENTS + LOWER) / 4, 1200 + 900, P, 0, 0},
+        {P / 4, G / 4, (MOMENTS + LOWER) / 4, 1200 + 900, 600 + P / 2, 0, 0},
+        {P / 4, G / 4, (MOMENTS + LOWER) / 4, 1200 + 900, 650, 0, 0},
+        {0, G / 4, 0, 1200 + 900, 600, 0, (P + MOMENTS + LOWER) / 4},
         /* 16 micro-batches of all ranks: 4 partial sums */
-        {P / 4, G / 4 * 5, (MOMENTS + MASTERS) / 4, 1200 + 900, 600, 0, 0},
+        {P / 4, G / 4 * 5, (MOMENTS + LOWER) / 4, 1200 + 900, 600, 0, 0},
         /* sums are kept nowhere; zero1 has the gradients that they are made of */
-        {P / 4, G, (MOMENTS + MASTERS) / 4, G * 3 / 4, 0, P * 3 / 4, 0},
-        {P / 4, 0, (MOMENTS + MASTERS) / 4, 1200 + 900, 0, P * 3 / 4, 0},
-        {P / 4, 0, (MOMENTS + MASTERS) / 4, 1200 + 900, 0, P * 3 / 4, 0},
+        {P / 4, G, (MOMENTS + LOWER) / 4, G * 3 / 4, 0, P * 3 / 4, 0},
+        {P / 4, 0, (MOMENTS + LOWER) / 4, 1200 + 900, 0, P * 3 / 4, 0},
+        {P / 4, 0, (MOMENTS + LOWER) / 4, 1200 + 900, 0, P * 3 / 4, 0},
     };
     for (size_t i = 0; i < COUNT_OF(in); i++) {
         lsi_mem_estimate found;
@@ -253,7 +254,7 @@ static void check(const setting *s, int n_ranks) {
                                  .n_ranks = n_ranks,
                                  .wide_elems = s->is_narrow ? 0 : n_elems(),
                                  .narrow_elems = s->is_narrow ? n_elems() : 0,
-                                 .has_masters = true,
+                                 .has_lower_halves = true,
                                  .updates_in_backward = s->updates_in_backward,
                                  .is_reproducible = s->is_reproducible,
                                  .n_micro_batches = s->n_micro_batches,

@@ -1,8 +1,9 @@
 /* The update in the backward pass against ddp with ls_ddp_update, bit for bit: parameters and
- * masters after several steps, for every number of ranks, as threads and as processes, with buckets
- * of all sizes, frozen, tiny and empty parameters and ones that are larger than a block. Each rank
- * sees to it that a parameter does not change before it has said that its gradient is ready, and
- * not any more once ls_ddp_finish_step has returned. Then what is refused, what fails, and memory.
+ * float32 values after several steps, for every number of ranks, as threads and as processes, with
+ * buckets of all sizes, frozen, tiny and empty parameters and ones that are larger than a block.
+ * Each rank sees to it that a parameter does not change before it has said that its gradient is
+ * ready, and not any more once ls_ddp_finish_step has returned. Then what is refused, what fails,
+ * and memory.
  */
 #include "harness/harness.h"
 
@@ -41,9 +42,9 @@ typedef struct player {
     bool is_early;
     toy model;
     ls_ddp *ddp;
-    uint16_t *narrow;           /* values where they are BF16, … */
-    float *masters[MAX_PARAMS]; /* … and the float32 ones */
-    unsigned char *seen;        /* all values, as they were when they last could change */
+    uint16_t *upper, *lower; /* halves of values where they are BF16 */
+    uint16_t *lower_halves[MAX_PARAMS];
+    unsigned char *seen; /* all values, as they were when they last could change */
 } player;
 
 static size_t value_bytes(const ls_param *param) {
@@ -126,21 +127,20 @@ static ls_status collect(const player *p, float *weights, int64_t *n) {
         if (param->flags & LS_PARAM_FROZEN) continue;
         LSI_TRY(ls_ddp_get_values(p->ddp, i, weights + *n));
         for (int64_t e = 0; e < param->count && p->s->is_narrow; e++)
-            RANK_CHECK(((const uint16_t *)param->data)[e] == lsi_f32_to_bf16(weights[*n + e]),
-                       "%s: element %lld is not its master rounded", param->name, (long long)e);
+            RANK_CHECK(((const uint16_t *)param->data)[e] == lsi_upper_half(weights[*n + e]),
+                       "%s: element %lld is not the upper half", param->name, (long long)e);
         *n += param->count;
     }
     return LS_OK;
 }
 
-/* Rounded copies, the float32 values are the masters. */
 static void narrow(player *p) {
-    uint16_t *at = p->narrow;
+    int64_t at = 0;
     for (int i = 0; i < p->model.n_params; i++) {
         ls_param *param = &p->model.params[i];
-        p->masters[i] = param->data;
-        for (int64_t e = 0; e < param->count; e++) at[e] = lsi_f32_to_bf16(p->masters[i][e]);
-        param->data = at;
+        ls_bf16_split(param->data, param->count, p->upper + at, p->lower + at);
+        p->lower_halves[i] = p->lower + at;
+        param->data = p->upper + at;
         param->dtype = LS_DTYPE_BF16;
         at += param->count;
     }
@@ -154,7 +154,7 @@ static ls_ddp_opts options_of(const player *p) {
     opts.no_overlap = s->no_overlap;
     opts.average = s->average;
     opts.nonfinite = s->nonfinite;
-    if (s->is_narrow) opts.masters = p->masters;
+    if (s->is_narrow) opts.lower_halves = p->lower_halves;
     if (!p->is_early) return opts;
     opts.strategy = s->strategy;
     opts.update_in_backward = 7;
@@ -166,7 +166,8 @@ static ls_status play(ls_group *group, player *p, float *weights, int64_t *n) {
     toy_init(&p->model, counts, p->s->is_large ? COUNT_OF(large) : COUNT_OF(uneven),
              ls_group_rank(group));
     p->model.params[0].flags |= LS_PARAM_NO_DECAY;
-    p->narrow = malloc(MAX_ELEMS * sizeof *p->narrow);
+    p->upper = malloc(MAX_ELEMS * sizeof *p->upper);
+    p->lower = malloc(MAX_ELEMS * sizeof *p->lower);
     p->seen = malloc(MAX_ELEMS * sizeof(float));
     if (p->s->is_narrow) narrow(p);
     ls_ddp_opts opts = options_of(p);
@@ -174,7 +175,8 @@ static ls_status play(ls_group *group, player *p, float *weights, int64_t *n) {
     if (status == LS_OK) status = train(p, ls_group_rank(group));
     if (status == LS_OK) status = collect(p, weights, n);
     ls_ddp_destroy(p->ddp);
-    free(p->narrow);
+    free(p->upper);
+    free(p->lower);
     free(p->seen);
     toy_fini(&p->model);
     return status;
