@@ -15,7 +15,7 @@ readonly headers=(parallel hook param)
 read_header() { # path
     awk '
     function plain(line) {
-        sub(/^\/\* ?/, "", line); sub(/^ \* ?/, "", line); sub(/ ?\*\/$/, "", line)
+        sub(/ ?\*\/$/, "", line); sub(/^\/\* ?/, "", line); sub(/^ \* ?/, "", line)
         return line
     }
     function flush() {

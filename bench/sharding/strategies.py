@@ -34,9 +34,9 @@ def makes_sense(name, workers):
 
 
 def bytes_per_param(name, dtype):
-    if dtype == "f32" or name in TORCH:  # autocast and FSDP2 keep float32 parameters, no masters
+    if dtype == "f32" or name in TORCH:  # autocast and FSDP2 keep float32 parameters
         return {"params": 4, "grads": 4, "optimizer": 8}
-    return {"params": 2, "grads": 4, "optimizer": 12}
+    return {"params": 2, "grads": 4, "optimizer": 8 + 2}  # moments, and lower halves of the parameters
 
 
 def state_bytes(name, dtype, workers, params):

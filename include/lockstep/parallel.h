@@ -163,8 +163,8 @@ typedef struct ls_ddp_opts {
     int replicas; /* LS_REPLICAS_… */
     /* For ls_ddp_update: lower_halves[i]: what the values of BF16 parameter i, which are the upper
      * halves, lack of float32 (ls_bf16_split). LS_STRATEGY_DDP: used in place, borrowed. Sharded:
-     * the rank's shard of them is copied at create, the list is not needed afterwards. NULL: zeros,
-     * the BF16 values are all there is. */
+     * the rank's shard of them is copied at create, the list is not needed afterwards. No list:
+     * zeros, the BF16 values are all there is; a list has one for each that is trained. */
     uint16_t *const *lower_halves;
     /* Sharded strategies: ranks of a shard group; 0: all. Shards are within groups of so many
      * consecutive ranks, which must divide the world size, and the groups have replicas of each
@@ -203,7 +203,7 @@ typedef struct ls_ddp_opts {
      * a rank that has said so must not read it before ls_ddp_finish_step has returned. From
      * LS_STRATEGY_ZERO2 on with one micro-batch a step. Not with a hook, reduce_dtype
      * LS_DTYPE_BF16, offload, join, find_unused_parameters, static_graph, LS_NONFINITE_SKIP; after
-     * the error of LS_NONFINITE_STOP parameters are of that step already. */
+     * an error of ls_ddp_finish_step parameters may be of that step already. */
     int update_in_backward;
 } ls_ddp_opts;
 
@@ -220,15 +220,15 @@ typedef struct ls_ddp_opts {
  * params[i].grad. Buckets are filled in reverse order of the parameters, the order in which
  * backward usually makes them ready, those of each type apart. Two parameters with the same name,
  * or with memory in common (tied ones: describe them once, ready after the last use) are
- * LS_ERR_ARGUMENT. params is borrowed and must outlive *ddp, as must the group. opts may be NULL.
- */
+ * LS_ERR_ARGUMENT. params is borrowed and must outlive *ddp, as must the group. opts: NULL is
+ * all zeros. */
 LS_API LS_CHECKED ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params,
                                           const ls_ddp_opts *opts, ls_ddp **ddp);
 /* Local (but waits for all-gathers that ls_ddp_update left going on, see opts.uses); sets
  * params[i].grad to NULL. NULL does nothing. In a step that was given up with buckets
  * in flight their memory stays with the group, because peers may still be adding to it; with
- * opts.update_in_backward they may be updating as well, and what is copied back is of either step.
- */
+ * opts.update_in_backward they may be updating as well: what is copied back may be of either
+ * step. */
 LS_API void ls_ddp_destroy(ls_ddp *ddp);
 
 /* ---- a step ---- */

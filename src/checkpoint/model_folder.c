@@ -27,7 +27,9 @@ ls_status lsi_path_join(const char *folder, const char *name, char **path) {
 ls_status lsi_model_get_own(void *model, int i, const float **values) {
     *values = lsi_model_values(model, i);
     if (*values) return LS_OK;
-    return lsi_fail(LS_ERR_STATE, "parameter %s has no values here (the model is hollow)",
+    return lsi_fail(LS_ERR_STATE,
+                    "parameter %s has no float32 values here (the model is hollow, or computes in "
+                    "bfloat16)",
                     ((const lsi_model *)model)->params[i].name);
 }
 

@@ -105,10 +105,11 @@ struct lsi_model {
     lsi_param_shape *shapes; /* n_params */
     lsi_param_init *inits;   /* n_params */
     /* All parameters, each aligned to 64 bytes, LSI_MEM_PARAMS; NULL of a hollow model and after
-     * lsi_model_release. After lsi_model_narrow: those that stay float32. */
+     * lsi_model_release. After lsi_model_narrow: those that stay float32, NULL if none does. */
     float *data;
     uint16_t *upper, *lower; /* after lsi_model_narrow: halves of all, else NULL */
-    int64_t *offsets;        /* per parameter: elements before it in data, upper and lower */
+    int64_t *offsets;        /* per parameter: elements before it in upper and lower, and in data
+                                until that has been narrowed */
     int64_t n_elems;         /* parameters without padding, tied ones once */
 
     /* used while build() runs */
@@ -158,7 +159,7 @@ float *lsi_model_values(const lsi_model *model, int i);
 uint16_t *lsi_model_lower_half(const lsi_model *model, int i);
 /* From float32 to bfloat16 for computing: values become halves, of which params[i].data are the
  * upper ones; the optimizer keeps both up to date (and memory accounts the lower ones as its own).
- * Frozen parameters of one dim (running statistics of norms) stay float32. Once, after values are
+ * What the model writes itself (running statistics of norms) stays float32. Once, after values are
  * there; a failure leaves the model as it was. Of a hollow model: the types alone. */
 LS_CHECKED ls_status lsi_model_narrow(lsi_model *model);
 /* After a strategy has moved all parameters that are trained into memory of its own: frees what

@@ -142,6 +142,18 @@ static ls_status check_opts(const ls_ddp_opts *opts) {
     return lsi_check_params("buffer", opts->buffers, opts->n_buffers, false);
 }
 
+static ls_status check_halves(const ls_ddp_opts *opts, const ls_param *params, int n_params) {
+    for (int i = 0; i < n_params && opts->lower_halves && !opts->fill; i++)
+        if (params[i].dtype == LS_DTYPE_BF16 && !(params[i].flags & LS_PARAM_FROZEN) &&
+            params[i].count > 0 && !opts->lower_halves[i])
+            return lsi_fail(LS_ERR_ARGUMENT,
+                            "ddp options: lower_halves has none for parameter %s, which is BF16; "
+                            "make it by ls_bf16_split (zeros for its values as they are), or leave "
+                            "out the list",
+                            params[i].name);
+    return LS_OK;
+}
+
 /* Of frozen ones, opts.fill gives those that units are gathered with. */
 static bool is_filled(const ls_ddp_opts *opts, const ls_param *params, int index) {
     bool is_used = !(params[index].flags & LS_PARAM_FROZEN);
@@ -349,6 +361,7 @@ ls_status ls_ddp_create(ls_group *group, ls_param *params, int n_params, const l
     LSI_TRY(check_opts(opts));
     LSI_TRY(lsi_check_params("parameter", params, n_params, opts->fill != NULL));
     if (opts->fill) LSI_TRY(check_not_filled(opts, params, n_params));
+    LSI_TRY(check_halves(opts, params, n_params));
     ls_ddp *ddp = lsi_calloc(LSI_MEM_OTHER, 1, sizeof *ddp);
     LSI_TRY(lsi_check_alloc(ddp));
     ddp->group = group;

@@ -237,8 +237,7 @@ static ls_status say_nonfinite(ls_ddp *ddp, int rank, int param) {
     ddp->is_skipped = true;
     if (ddp->opts.nonfinite == LS_NONFINITE_SKIP) return LS_OK;
     return lsi_fail(LS_ERR_NUMERIC, "%s; lower the learning rate%s", ddp->skip_reason,
-                    lsi_ddp_updates_early(ddp) ? " (parameters are of this step already)"
-                                               : ", or skip such steps");
+                    lsi_ddp_updates_early(ddp) ? "" : ", or skip such steps");
 }
 
 static ls_status judge_finite(ls_ddp *ddp) {
@@ -273,9 +272,15 @@ ls_status lsi_ddp_await_verdict(ls_ddp *ddp) {
     return work ? lsi_context(ls_work_wait(work, -1), "ddp: verdict on the step") : LS_OK;
 }
 
-ls_status lsi_ddp_take_verdict(ls_ddp *ddp) {
-    LSI_TRY(lsi_ddp_await_verdict(ddp));
+static ls_status judge(ls_ddp *ddp) {
     LSI_TRY(judge_scale(ddp));
     LSI_TRY(judge_unused(ddp));
     return judge_finite(ddp);
+}
+
+ls_status lsi_ddp_take_verdict(ls_ddp *ddp) {
+    LSI_TRY(lsi_ddp_await_verdict(ddp));
+    ls_status status = judge(ddp);
+    if (!lsi_ddp_updates_early(ddp)) return status;
+    return lsi_context(status, "parameters are of this step already, by update_in_backward");
 }

@@ -1,8 +1,9 @@
 /* Products (see product.h): choice of the way, and the way that always works.
  *
- * The library's own primitives do the work where they know the types (product_dnnl.c). Otherwise
- * matrices of bfloat16 are widened, the second one a block of columns at a time, and multiplied in
- * float32; the result is the same up to the order of additions. */
+ * Products of bfloat16 are made by tiles of our own where they are the faster ones (product_amx.c,
+ * product_tile.c), else by the library's primitives where it knows the type (product_dnnl.c).
+ * Otherwise the matrices are widened, the second one a block of columns at a time, and multiplied
+ * in float32; the result is the same up to the order of additions. */
 #include "tensor/product.h"
 
 #include <stdatomic.h>
@@ -22,9 +23,15 @@ void lsi_product_widens(bool always) {
     atomic_store(&always_widens, always);
 }
 
+static lsi_bf16_unit unit_now(void) {
+    return atomic_load(&always_widens) ? LSI_BF16_NONE : lsi_product_unit();
+}
+
 const char *lsi_bf16_products(void) {
-    bool widens = !lsi_product_knows_bf16() || atomic_load(&always_widens);
-    return widens ? "float32 after widening" : lsi_product_instructions();
+    static const char *const names[] = {[LSI_BF16_NONE] = "float32 after widening",
+                                        [LSI_BF16_PAIRS] = "AVX512-BF16",
+                                        [LSI_BF16_TILES] = "AMX"};
+    return names[unit_now()];
 }
 
 /* ---- counting ---- */
@@ -146,13 +153,24 @@ static ls_status multiply_floats(const lsi_product *p) {
 
 /* ---- the way ---- */
 
+static ls_status multiply_narrow(lsi_product_cache **cache, const lsi_scratch *scratch,
+                                 const lsi_product *product) {
+    switch (unit_now()) {
+    case LSI_BF16_NONE: return multiply_widened(scratch, product);
+    case LSI_BF16_PAIRS:
+        if (lsi_product_is_small(product)) return lsi_product_run_small(scratch, product);
+        break;
+    case LSI_BF16_TILES:
+        if (lsi_product_has_amx()) return lsi_product_run_amx(scratch, product);
+        break;
+    }
+    return lsi_product_run(cache, scratch, product);
+}
+
 ls_status lsi_multiply(lsi_product_cache **cache, const lsi_scratch *scratch,
                        const lsi_product *product) {
-    bool narrow = product->a.dtype == LS_DTYPE_BF16;
     lsi_threads_apply();
-    if (narrow && (!lsi_product_knows_bf16() || atomic_load(&always_widens)))
-        return multiply_widened(scratch, product);
-    if (narrow || lsi_product_wants_primitive(product))
-        return lsi_product_run(cache, scratch, product);
+    if (product->a.dtype == LS_DTYPE_BF16) return multiply_narrow(cache, scratch, product);
+    if (lsi_product_wants_primitive(product)) return lsi_product_run(cache, scratch, product);
     return multiply_floats(product);
 }

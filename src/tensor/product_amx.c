@@ -308,15 +308,20 @@ static void configure_tiles(void) {
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    __asm__ volatile("" ::: "memory"); /* compilers do not know that tile loads read memory */
     _tile_loadconfig(&config);
 }
 
-/* A panel of A whose lines are whole and lie in rows is read where it is, unless its rows are so
- * far from each other that they would share a few places of the cache. */
+/* Rows whose distance is a multiple of 2 KiB would share a few places of the nearest cache. */
+static bool rows_are_apart(int64_t stride) {
+    return stride % 1024 != 0;
+}
+
+/* A panel of A whose lines are whole and lie in rows is read where it is. */
 static bool is_read_in_place(const work *w, int64_t index) {
     int64_t row = w->rows + index * SIDE;
     return w->a.lie_in_rows && row + SIDE <= w->p->m && (w->k_end - w->k_begin) % SIDE == 0 &&
-           w->a.stride % 1024 != 0;
+           rows_are_apart(w->a.stride);
 }
 
 static panel panel_of_a(const work *w, int64_t index) {
@@ -340,6 +345,7 @@ static void multiply_range(void *context, int64_t first, int64_t end, int worker
             multiply_block(w, a, b, i, j);
     }
     _tile_release();
+    __asm__ volatile("" ::: "memory"); /* nor that tile stores write it */
 }
 
 static void pack_a_range(void *context, int64_t first, int64_t end, int worker) {
@@ -391,7 +397,7 @@ static cut cut_of(const lsi_product *p) {
     c.group = smaller(larger(GROUP_BYTES / (2 * c.piece) / SIDE * SIDE, SIDE), n);
     bool sums_wait = p->c_dtype != LS_DTYPE_F32 && p->k > c.piece;
     if (sums_wait) c.chunk = smaller(c.chunk, rows_of_sums);
-    c.chunk = smaller(c.chunk, round_up(p->m));
+    c.chunk = round_up(divide_up(p->m, divide_up(p->m, c.chunk))); /* equal ones */
     c.n_sums = sums_wait ? c.chunk * n : 0;
     return c;
 }
@@ -424,9 +430,14 @@ static lines lines_of(const lsi_operand *o, int64_t n, bool is_b) {
     return (lines){o->data, o->stride, n, o->transposed == is_b};
 }
 
+/* Whether every panel of A is read where it is. */
+static bool lies_in_tiles(const lsi_product *p) {
+    return !p->a.transposed && rows_are_apart(p->a.stride) && p->m % SIDE == 0 && p->k % SIDE == 0;
+}
+
 ls_status lsi_product_run_amx(const lsi_scratch *scratch, const lsi_product *p) {
     cut c = cut_of(p);
-    int64_t a_bytes = c.chunk * c.piece * 2, b_bytes = c.group * c.piece * 2;
+    int64_t a_bytes = lies_in_tiles(p) ? 0 : c.chunk * c.piece * 2, b_bytes = c.group * c.piece * 2;
     char *memory = scratch->take(scratch->owner, (size_t)(a_bytes + b_bytes + 4 * c.n_sums));
     if (!memory) return LS_ERR_MEMORY;
     work w = {.p = p,

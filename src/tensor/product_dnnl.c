@@ -329,11 +329,6 @@ static kind kind_of(const lsi_product *p) {
 
 ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
                           const lsi_product *product) {
-    if (has_isa(dnnl_cpu_isa_avx512_core_amx)) {
-        if (lsi_product_has_amx()) return lsi_product_run_amx(scratch, product);
-    } else if (lsi_product_is_small(product)) {
-        return lsi_product_run_small(scratch, product);
-    }
     if (!*cache) LSI_TRY(create_cache(cache));
     kind k = kind_of(product);
     prepared *p;
@@ -351,12 +346,10 @@ ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
 
 /* ---- what there is ---- */
 
-bool lsi_product_knows_bf16(void) {
-    return has_isa(dnnl_cpu_isa_avx512_core_bf16);
-}
-
-const char *lsi_product_instructions(void) {
-    return has_isa(dnnl_cpu_isa_avx512_core_amx) ? "AMX" : "AVX512-BF16";
+lsi_bf16_unit lsi_product_unit(void) {
+    return has_isa(dnnl_cpu_isa_avx512_core_amx)    ? LSI_BF16_TILES
+           : has_isa(dnnl_cpu_isa_avx512_core_bf16) ? LSI_BF16_PAIRS
+                                                    : LSI_BF16_NONE;
 }
 
 /* In float32 the plain call is as fast as a primitive with packing and faster than one without. */
@@ -367,12 +360,8 @@ bool lsi_product_wants_primitive(const lsi_product *product) {
 
 #else
 
-bool lsi_product_knows_bf16(void) {
-    return false;
-}
-
-const char *lsi_product_instructions(void) {
-    return "none";
+lsi_bf16_unit lsi_product_unit(void) {
+    return LSI_BF16_NONE;
 }
 
 bool lsi_product_wants_primitive(const lsi_product *product) {

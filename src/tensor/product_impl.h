@@ -1,12 +1,13 @@
-/* What a library with primitives of its own does for products: product_dnnl.c, or nothing. */
+/* Who makes products: a library with primitives of its own (product_dnnl.c, or nothing), or tiles
+ * of our own (product_tile.c, product_amx.c). product.c chooses. */
 #ifndef LSI_TENSOR_PRODUCT_IMPL_H
 #define LSI_TENSOR_PRODUCT_IMPL_H
 
 #include "tensor/product.h"
 
-/* Whether bfloat16 products run with instructions made for them. */
-bool lsi_product_knows_bf16(void);
-const char *lsi_product_instructions(void); /* their name */
+/* Instructions for bfloat16 that the processor has and the library may use. */
+typedef enum lsi_bf16_unit { LSI_BF16_NONE, LSI_BF16_PAIRS, LSI_BF16_TILES } lsi_bf16_unit;
+lsi_bf16_unit lsi_product_unit(void);
 /* Whether a float32 product gains by a primitive over a plain call. */
 bool lsi_product_wants_primitive(const lsi_product *product);
 LS_CHECKED ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,

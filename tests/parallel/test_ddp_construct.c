@@ -410,10 +410,33 @@ static ls_status refuse_options(ls_group *group) {
     return LS_OK;
 }
 
+/* A list of lower halves that has none for a BF16 parameter; frozen and empty ones need none. */
+static ls_status refuse_halves(ls_group *group) {
+    static uint16_t values[3][4];
+    ls_param params[] = {{.name = "a",
+                          .dtype = LS_DTYPE_BF16,
+                          .count = 4,
+                          .data = values[0],
+                          .flags = LS_PARAM_FROZEN},
+                         {.name = "b", .dtype = LS_DTYPE_BF16, .count = 0, .data = values[1]},
+                         {.name = "c", .dtype = LS_DTYPE_BF16, .count = 4, .data = values[2]}};
+    uint16_t *const none[3] = {NULL};
+    ls_ddp *ddp = NULL;
+    ls_ddp_opts opts = LS_DDP_OPTS_INIT;
+    opts.lower_halves = none;
+    for (int strategy = 0; strategy <= LS_STRATEGY_ZERO3; strategy++) {
+        opts.strategy = strategy;
+        RANK_FAILS(ls_ddp_create(group, params, 3, &opts, &ddp), LS_ERR_ARGUMENT,
+                   "lower_halves has none for parameter c");
+    }
+    return LS_OK;
+}
+
 static ls_status refuse_all(ls_group *group, void *context) {
     int64_t before = n_calls(group);
     (void)context;
     LSI_TRY(refuse_options(group));
+    LSI_TRY(refuse_halves(group));
     RANK_CHECK(n_calls(group) == before, "something was sent");
     LSI_TRY(refuse_params(group, false));
     return refuse_params(group, true);
