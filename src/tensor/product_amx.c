@@ -348,33 +348,31 @@ static void multiply_range(void *context, int64_t first, int64_t end, int worker
     __asm__ volatile("" ::: "memory"); /* nor that tile stores write it */
 }
 
+/* Panels [first, end) of the chunk or group that begins at `line`. */
+static void pack_panels(const work *w, const lines *from, bool is_b, int64_t line, char *panels,
+                        int64_t first, int64_t end) {
+    const packing pk = {.from = from,
+                        .is_b = is_b,
+                        .first = line / SIDE + first,
+                        .end = line / SIDE + end,
+                        .k_begin = w->k_begin,
+                        .k_end = w->k_end,
+                        .to = panels + first * w->panel_bytes,
+                        .panel_bytes = w->panel_bytes};
+    pack(&pk);
+}
+
 static void pack_a_range(void *context, int64_t first, int64_t end, int worker) {
     (void)worker;
     const work *w = context;
     while (first < end && is_read_in_place(w, first)) first++;
-    const packing pk = {&w->a,
-                        false,
-                        w->rows / SIDE + first,
-                        w->rows / SIDE + end,
-                        w->k_begin,
-                        w->k_end,
-                        w->a_panels + first * w->panel_bytes,
-                        w->panel_bytes};
-    pack(&pk);
+    pack_panels(w, &w->a, false, w->rows, w->a_panels, first, end);
 }
 
 static void pack_b_range(void *context, int64_t first, int64_t end, int worker) {
     (void)worker;
     const work *w = context;
-    const packing pk = {&w->b,
-                        true,
-                        w->columns / SIDE + first,
-                        w->columns / SIDE + end,
-                        w->k_begin,
-                        w->k_end,
-                        w->b_panels + first * w->panel_bytes,
-                        w->panel_bytes};
-    pack(&pk);
+    pack_panels(w, &w->b, true, w->columns, w->b_panels, first, end);
 }
 
 static void for_panels(work *w, int64_t n_lines, int64_t work_per_panel, lsi_range_fn range) {

@@ -8,6 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/mem.h"
+#include "harness/harness.h"
+
 const int rank_counts[] = {1, 2, 3, 4, 5, 7, 8, 0};
 
 size_t rank_heap_bytes = RANK_HEAP_BYTES;
@@ -116,4 +119,11 @@ ls_status run_ranks(rank_mode mode, int n_ranks, rank_body body, void *context) 
     }
     free(results);
     return status;
+}
+
+void run_on_all_ranks(rank_body body, void *context) {
+    for (int mode = 0; mode < N_RANK_MODES; mode++)
+        for (const int *n = rank_counts; *n; n++)
+            assert_ok(run_ranks((rank_mode)mode, *n, body, context));
+    assert_int_equal(lsi_mem_n_blocks(), 0);
 }

@@ -31,6 +31,9 @@ void run_rank_processes(int n_ranks, rank_body body, void *context, rank_result 
 extern size_t rank_heap_bytes;
 
 extern const int rank_counts[]; /* 1 2 3 4 5 7 8, 0 ends */
+/* The body with every number of ranks, in both modes; fails the test if one fails, or if memory is
+ * left. */
+void run_on_all_ranks(rank_body body, void *context);
 
 /* In a body: fails with place and text unless the condition holds. */
 #define RANK_CHECK(condition, ...)                                                                 \

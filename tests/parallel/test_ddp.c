@@ -215,15 +215,9 @@ static ls_status every_setting(ls_group *group, void *context) {
     return LS_OK;
 }
 
-static void run_all(rank_body body, void *context) {
-    for (int mode = 0; mode < N_RANK_MODES; mode++)
-        for (const int *n = rank_counts; *n; n++)
-            assert_ok(run_ranks((rank_mode)mode, *n, body, context));
-}
-
 static void gradients_equal_a_serial_sum(void **state) {
     (void)state;
-    run_all(every_setting, NULL);
+    run_on_all_ranks(every_setting, NULL);
 }
 
 static const int64_t large[] = {16, 70001, -1001, 0, 7};
@@ -243,7 +237,7 @@ static ls_status large_settings(ls_group *group, void *context) {
 
 static void large_gradients_equal_a_serial_sum(void **state) {
     (void)state;
-    run_all(large_settings, NULL);
+    run_on_all_ranks(large_settings, NULL);
 }
 
 /* The step is the same for all numbers of ranks, and so is the closed form that is compared. */
@@ -263,7 +257,7 @@ static ls_status twelve_micro_batches(ls_group *group, void *context) {
 
 static void reproducible_bits_do_not_depend_on_ranks(void **state) {
     (void)state;
-    run_all(twelve_micro_batches, NULL);
+    run_on_all_ranks(twelve_micro_batches, NULL);
 }
 
 static ls_status jittered_settings(ls_group *group, void *context) {
@@ -285,7 +279,7 @@ static ls_status jittered_settings(ls_group *group, void *context) {
 
 static void ranks_at_different_speeds_agree(void **state) {
     (void)state;
-    run_all(jittered_settings, NULL);
+    run_on_all_ranks(jittered_settings, NULL);
 }
 
 /* ---- models of unusual size ---- */
@@ -305,7 +299,7 @@ static ls_status empty_models_step(ls_group *group, void *context) {
 
 static void models_without_gradients_step(void **state) {
     (void)state;
-    run_all(empty_models_step, NULL);
+    run_on_all_ranks(empty_models_step, NULL);
 }
 
 enum { N_MANY = LSI_CALLS + 17 };
@@ -379,7 +373,7 @@ static ls_status values_become_those_of_rank_0(ls_group *group, void *context) {
 
 static void creation_gives_all_ranks_the_values_of_rank_0(void **state) {
     (void)state;
-    run_all(values_become_those_of_rank_0, NULL);
+    run_on_all_ranks(values_become_those_of_rank_0, NULL);
 }
 
 /* ---- cases of users ---- */

@@ -253,21 +253,14 @@ static ls_status at_different_speeds(ls_group *group, void *context) {
     return LS_OK;
 }
 
-static void run_all(rank_body body) {
-    for (int mode = 0; mode < N_RANK_MODES; mode++)
-        for (const int *n = rank_counts; *n; n++)
-            assert_ok(run_ranks((rank_mode)mode, *n, body, NULL));
-    assert_int_equal(lsi_mem_n_blocks(), 0);
-}
-
 static void weights_are_those_of_ddp(void **state) {
     (void)state;
-    run_all(every_setting);
+    run_on_all_ranks(every_setting, NULL);
 }
 
 static void large_weights_are_those_of_ddp_at_different_speeds(void **state) {
     (void)state;
-    run_all(at_different_speeds);
+    run_on_all_ranks(at_different_speeds, NULL);
 }
 
 /* Updates by the group's thread, and on a link. */

@@ -302,26 +302,19 @@ static ls_status sums_are_missed(ls_group *group, void *context) {
     return LS_OK;
 }
 
-static void run_all(rank_body body) {
-    for (int mode = 0; mode < N_RANK_MODES; mode++)
-        for (const int *n = rank_counts; *n; n++)
-            assert_ok(run_ranks((rank_mode)mode, *n, body, NULL));
-    assert_int_equal(lsi_mem_n_blocks(), 0);
-}
-
 static void weights_are_those_of_ddp(void **state) {
     (void)state;
-    run_all(every_setting);
+    run_on_all_ranks(every_setting, NULL);
 }
 
 static void gradients_are_sent_as_by_hooks(void **state) {
     (void)state;
-    run_all(every_wire);
+    run_on_all_ranks(every_wire, NULL);
 }
 
 static void hooks_do_as_with_ddp(void **state) {
     (void)state;
-    run_all(every_hook);
+    run_on_all_ranks(every_hook, NULL);
 }
 
 static void sums_that_nobody_has_are_refused(void **state) {
@@ -332,12 +325,12 @@ static void sums_that_nobody_has_are_refused(void **state) {
 
 static void means_of_ranks_are_those_of_ddp(void **state) {
     (void)state;
-    run_all(every_mean);
+    run_on_all_ranks(every_mean, NULL);
 }
 
 static void large_weights_are_those_of_ddp_at_different_speeds(void **state) {
     (void)state;
-    run_all(large_setting);
+    run_on_all_ranks(large_setting, NULL);
 }
 
 /* T028: states are ceil(7 / 3) elements a rank, not all of them. */
