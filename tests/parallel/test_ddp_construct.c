@@ -73,10 +73,8 @@ static ls_status fill_zeros(void *context, int param, int64_t begin, int64_t cou
     return LS_OK;
 }
 
-static float small_buffer;
 static uint16_t small_half[8];
-static ls_param one_buffer = {
-    .name = "buffer", .count = 1, .dtype = LS_DTYPE_F32, .data = &small_buffer};
+static ls_param one_buffer = {.name = "buffer", .count = 1, .dtype = LS_DTYPE_F32};
 static uint16_t *const some_halves[] = {small_half, small_half};
 static const ls_unit_use apart[] = {{0, 0}, {1, 1}}, crossed[] = {{0, 1}, {1, 0}};
 
@@ -141,17 +139,22 @@ static ls_status expect_difference(ls_group *group, const struct difference_row 
     bool is_last = ls_group_rank(group) == last;
     small s;
     ls_ddp *ddp = NULL;
+    float value = 0; /* ranks that are threads have a buffer each */
+    ls_param buffer = one_buffer;
+    ls_ddp_opts other = row->other;
+    buffer.data = &value;
+    if (other.buffers) other.buffers = &buffer;
     int n = build_model(&s, PLAIN);
     snprintf(here, sizeof here, "the ranks have different ddp options: rank 0 %s", row->base_text);
     snprintf(there, sizeof there, ", rank %d %s", last, row->other_text);
-    RANK_FAILS(ls_ddp_create(group, s.params, n, is_last ? &row->other : &row->base, &ddp),
+    RANK_FAILS(ls_ddp_create(group, s.params, n, is_last ? &other : &row->base, &ddp),
                LS_ERR_MISMATCH, here);
     const char *found = ls_last_message() + strlen(here);
     RANK_CHECK(strstr(found, there), "message '%s', expected '%s'", ls_last_message(), there);
     RANK_CHECK(strchr(found, ',') == strstr(found, there), "more is named: '%s'",
                ls_last_message());
     RANK_CHECK(!ddp && s.params[0].data == s.data[0], "%s: something was made", there);
-    LSI_TRY(lsi_context(ls_ddp_create(group, s.params, n, &row->other, &ddp), "%s", there));
+    LSI_TRY(lsi_context(ls_ddp_create(group, s.params, n, &other, &ddp), "%s", there));
     ls_ddp_destroy(ddp);
     return LS_OK;
 }
