@@ -237,11 +237,8 @@ static inline ls_status lsi_group_error(const ls_group *group) {
     ls_status status = lsi_reports_get(group->errors, NULL);
     return status != LS_OK ? status : lsi_reports_get(world, NULL);
 }
-/* Says that this rank waits and is not to blame. Under the lock, so there is one writer. */
-static inline void lsi_beat(ls_group *group) {
-    uint32_t beat = atomic_load_explicit(&group->me->beat, memory_order_relaxed);
-    atomic_store_explicit(&group->me->beat, beat + 1, memory_order_relaxed);
-}
+/* Says that this rank waits and is not to blame, to all groups that it is in. */
+void lsi_beat(ls_group *group);
 
 /* Makes it the group's first error unless there is one, and wakes the members. */
 void lsi_group_raise(ls_group *group, ls_status status, const char *message);

@@ -67,11 +67,19 @@ ls_status lsi_report_message(const ls_work *work, uint64_t number, int64_t count
 
 /* Why a work is not done, the strongest reason first. Only ranks with the strongest are named: the
  * others may be unfinished too, but because they wait for these. LATE and STUCK are ranks that have
- * not joined or finished and do not wait for anybody in this group; the last two, where all do. */
+ * not joined or finished and do not wait for anybody in any group; the last two, where all do. */
 typedef enum reason { LEFT, LATE, STUCK, NOT_JOINED, NOT_FINISHED, N_REASONS } reason;
 
-static const lsi_rank_control *world_control(const ls_group *group, int rank) {
+static lsi_rank_control *world_control(const ls_group *group, int rank) {
     return &group->region->world->ranks[lsi_world_rank(group, rank)];
+}
+
+void lsi_beat(ls_group *group) {
+    atomic_fetch_add_explicit(&world_control(group, group->rank)->beat, 1, memory_order_relaxed);
+}
+
+static uint32_t beat_of(const ls_group *group, int rank) {
+    return atomic_load(&world_control(group, rank)->beat);
 }
 
 /* Ended, or destroyed its handle of this group. */
@@ -151,7 +159,7 @@ static int count_still(const ls_group *group, const uint32_t before[LSI_MAX_RANK
                        bool still[LSI_MAX_RANKS]) {
     int n_still = 0;
     for (int r = 0; r < group->n_ranks; r++) {
-        still[r] = r != group->rank && atomic_load(&group->ranks[r].beat) == before[r];
+        still[r] = r != group->rank && beat_of(group, r) == before[r];
         n_still += still[r];
     }
     return n_still;
@@ -159,15 +167,17 @@ static int count_still(const ls_group *group, const uint32_t before[LSI_MAX_RANK
 
 /* Looks for a while which ranks do not wait: in algorithms whose ranks wait for each other in turn,
  * counters alone do not tell who holds up whom. Where several stand still, longer: on a machine
- * with much else to do, a rank that waits may not have run at all. Moves this rank on meanwhile. */
+ * with much else to do, a rank that waits may not have run at all. Where none does, longer too: who
+ * is missing may wait in another group, for somebody that it is about to name itself; it leaves
+ * then. Moves this rank on meanwhile. */
 static ls_status watch(const ls_work *work, bool still[LSI_MAX_RANKS]) {
     enum { WATCH_MS = 100, WATCH_MOST_MS = 1000 }; /* a rank that waits sleeps a few ms at most */
     ls_group *group = work->group;
     uint32_t before[LSI_MAX_RANKS];
-    for (int r = 0; r < group->n_ranks; r++) before[r] = atomic_load(&group->ranks[r].beat);
+    for (int r = 0; r < group->n_ranks; r++) before[r] = beat_of(group, r);
     int64_t until_ns = lsi_deadline_ns(WATCH_MS), most_ns = lsi_deadline_ns(WATCH_MOST_MS);
-    while (!lsi_work_is_done(work) && lsi_now_ns() < most_ns &&
-           (lsi_now_ns() < until_ns || count_still(group, before, still) > 1)) {
+    while (!lsi_work_is_done(work) && !lsi_someone_left(work) && lsi_now_ns() < most_ns &&
+           (lsi_now_ns() < until_ns || count_still(group, before, still) != 1)) {
         lsi_beat(group);
         lsi_sleep_ms(1);
         LSI_TRY(lsi_group_advance(group));
@@ -252,6 +262,7 @@ static ls_status report_missing_message(const ls_work *work, int64_t waited_ms) 
     bool gone = has_gone(group, peer);
     if (!gone) LSI_TRY(watch(work, still));
     if (lsi_work_is_done(work) || message_is_held_up(work)) return LS_OK;
+    gone = has_gone(group, peer);
     int culprit = gone ? peer : end_of_chain(group, peer, still);
     text t = {.used = 0};
     put_waiter(&t, group, waited_ms);

@@ -81,7 +81,7 @@ typedef struct lsi_rank_control {
     _Atomic int32_t pid;         /* 0 before it attached */
     _Atomic uint32_t n_messages; /* sends and receives posted */
     _Atomic uint64_t pid_space;  /* in which the pid counts; 0: not known */
-    _Atomic uint32_t beat;       /* moves while the rank waits in this group */
+    _Atomic uint32_t beat;       /* of the world: moves while the rank waits in any group */
     _Atomic int32_t waits_for;   /* rank + 1 whose message it waits for, 0: for a call of all */
     _Atomic int32_t ended; /* of the world: 1: has destroyed all its groups; 2: ended before */
     LSI_LINE lsi_arrival arrivals[LSI_ARRIVALS];
