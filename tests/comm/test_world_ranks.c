@@ -333,11 +333,7 @@ static void refusals_name_the_rank_of_the_world(void **state) {
 
 /* ---- arguments are told as they were given ---- */
 
-static ls_status give_wrong_ranks(ls_group *world, void *context) {
-    (void)context;
-    ls_group *large, *small;
-    LSI_TRY(make_groups(world, &large, &small));
-    if (!small) return LS_OK;
+static ls_status check_wrong_ranks(ls_group *small) {
     ls_status status = ls_broadcast(small, values[0], values[0], 1, LS_DTYPE_F32, 2, NULL);
     RANK_CHECK(status == LS_ERR_ARGUMENT && strstr(ls_last_message(), "root 2, expected 0 to 1"),
                "%s", ls_last_message());
@@ -349,6 +345,16 @@ static ls_status give_wrong_ranks(ls_group *world, void *context) {
     RANK_CHECK(status == LS_ERR_ARGUMENT && strstr(ls_last_message(), "counts[1], -7, is outside"),
                "%s", ls_last_message());
     return LS_OK;
+}
+
+static ls_status give_wrong_ranks(ls_group *world, void *context) {
+    (void)context;
+    ls_group *large, *small;
+    LSI_TRY(make_groups(world, &large, &small));
+    ls_status status = small ? check_wrong_ranks(small) : LS_OK;
+    ls_group_destroy(small);
+    ls_group_destroy(large);
+    return status;
 }
 
 static void wrong_arguments_are_told_in_their_own_numbers(void **state) {
