@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Times a training step by Lockstep and by PyTorch in turns and prints the ratios.
+"""Times a training step by Lockstep, by PyTorch and by llm.c in turns and prints the ratios.
 
     make bench-step                                        PYTHON=a python3 with torch (else Lockstep alone)
     bench/step/run.py LOCKSTEP [--models gpt2,char] [--dtypes f32,bf16] [--threads 1,2] [--rounds 2]
+        [--python PYTHON [--compile]] [--llmc PATH]      PATH: train_gpt2, built for a model's B, T
 
 A row is a model, a type and a number of threads. Each round runs every program once, one after the
 other on the same processors; figures are medians over the steps of all rounds. GFLOP/s counts 6 N
-operations per token. Memory is the peak resident size of the process."""
+operations per token. Memory is the peak resident size of the process. A ratio is the peer's time by
+Lockstep's, mem Lockstep's memory by the peer's; `-`: the peer failed, or has no such type."""
 import argparse
 import contextlib
 import os
@@ -14,6 +16,7 @@ import statistics
 import sys
 import tempfile
 
+import llmc
 from programs import (HERE, MODELS, Failed, first_line, metrics_of, n_params, on_processors,
                       result_of, run_together, sample_text, step_ms_of, torch_command, torch_result,
                       train_command)
@@ -45,6 +48,22 @@ def run_torch(python, model, dtype, threads, steps, compiled):
     return made["step_ms"], made["peak_rss_bytes"]
 
 
+def run_llmc(program, model, threads, steps):
+    try:
+        step_ms, peak_bytes = llmc.run(program, model, threads, steps + FIRST_STEPS,
+                                       pinned(threads))
+    except Failed as failure:
+        print(f"llm.c failed: {failure}", file=sys.stderr)
+        return [], 0
+    return step_ms[FIRST_STEPS:], peak_bytes
+
+
+def peers_of(options):
+    return [name for name, is_wanted in (("torch", options.python),
+                                         ("compile", options.python and options.compile),
+                                         ("llm.c", options.llmc)) if is_wanted]
+
+
 def measure(options, model, dtype, threads):
     engines = {"lockstep": lambda: run_ours(options.program, model, dtype, threads, options.steps,
                                             options.text)}
@@ -53,6 +72,8 @@ def measure(options, model, dtype, threads):
         if options.compile:
             engines["compile"] = lambda: run_torch(options.python, model, dtype, threads,
                                                    options.steps, True)
+    if options.llmc and dtype == "f32":
+        engines["llm.c"] = lambda: run_llmc(options.llmc, model, threads, options.steps)
     times, memory = {name: [] for name in engines}, {}
     for _ in range(options.rounds):
         for name, engine in engines.items():
@@ -61,16 +82,21 @@ def measure(options, model, dtype, threads):
     return {name: statistics.median(t) for name, t in times.items() if t}, memory
 
 
-def print_row(model, dtype, threads, ms, memory):
+def print_head(peers):
+    print("model      type  thr    step ms  tokens/s   GFLOP/s    GiB"
+          + "".join(f"  {name + ' ms':>10} {'ratio':>6} {'mem':>6}" for name in peers))
+
+
+def print_row(model, dtype, threads, ms, memory, peers):
     layers, _, width, vocab, seq, batch = MODELS[model]
     ours = ms["lockstep"]
     rate = 6 * n_params(layers, width, vocab) * batch * seq / ours / 1e6
     cells = [f"{model:10} {dtype:5} {threads}  {ours:9.0f} {batch * seq / ours * 1e3:9.0f} {rate:9.0f}"
              f" {memory['lockstep'] / 2**30:6.2f}"]
-    for name in ("torch", "compile"):
-        if name in ms:
-            cells.append(f"{ms[name]:9.0f} {ms[name] / ours:6.2f} "
-                         f"{memory['lockstep'] / memory[name] * 100:5.0f}%")
+    for name in peers:
+        cells.append(f"{ms[name]:10.0f} {ms[name] / ours:6.2f} "
+                     f"{memory['lockstep'] / memory[name] * 100:5.0f}%" if name in ms
+                     else f"{'-':>10} {'-':>6} {'-':>6}")
     print("  ".join(cells), flush=True)
 
 
@@ -84,16 +110,18 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--python", default=os.environ.get("PYTHON", ""))
     parser.add_argument("--compile", action="store_true", help="also torch.compile")
+    parser.add_argument("--llmc", default="", help="llm.c's train_gpt2: float32, one B and T")
     parser.add_argument("--text", default="")
     options = parser.parse_args()
     # --text: what is trained on does not change the time, but losses
     with contextlib.nullcontext(options.text) if options.text else sample_text() as options.text:
-        print("model      type  thr    step ms  tokens/s   GFLOP/s    GiB    torch ms  ratio  mem"
-              + ("   compile ms  ratio  mem" if options.compile else ""))
+        peers = peers_of(options)
+        print_head(peers)
         for model in options.models.split(","):
             for dtype in options.dtypes.split(","):
                 for threads in map(int, options.threads.split(",")):
-                    print_row(model, dtype, threads, *measure(options, model, dtype, threads))
+                    print_row(model, dtype, threads, *measure(options, model, dtype, threads),
+                              peers)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 /* Arithmetic of the kernels: an exponential that vectorises, and reductions over a row in lanes.
  *
- * Everything is plain + - * / on float32, each element or lane by itself. IEEE 754 rounds these in
- * one way and contraction is off, so the bits are the same at any vector width and on any
- * processor; a libm's last bit is not.
+ * Everything is + - * / on float32, and lsi_fma where it is asked for by name, each element or lane
+ * by itself. IEEE 754 rounds these in one way and contraction is off, so the bits are the same at
+ * any vector width and on any processor with a fused multiply-add (x86-64-v3, Armv8); a libm's last
+ * bit is not.
  *
  * [Note: lanes] A sum over a row runs in LSI_LANES accumulators, element i into lane i mod
  * LSI_LANES, and these are added as a binary tree. That is an order of additions that any vector
@@ -58,6 +59,15 @@ static inline float lsi_larger(float a, float b) {
     return lsi_float_of((lsi_bits_of(a) & pick) | (lsi_bits_of(b) & ~pick));
 }
 
+/* a b + c, rounded once where the processor can, for which this is compiled. */
+static inline float lsi_fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* x = n ln 2 + r with |r| <= ln 2 / 2: returns e^r and leaves n (a two's complement number).
  *
  * e^r = 1 + r + r^2 q(r), q of degree 4 fitted for the least relative error of e^r (3e-9). ln 2 is
@@ -65,16 +75,16 @@ static inline float lsi_larger(float a, float b) {
  * rounds to an integer and leaves it in the low bits, which is defined for NaN as well. */
 static inline float lsi_exp_parts(float x, uint32_t *n) {
     const float round = 12582912.0f;
-    float shifted = x * LSI_LOG2_E + round;
+    float shifted = lsi_fma(x, LSI_LOG2_E, round);
     float whole = shifted - round;
-    float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float r = lsi_fma(whole, 2.12194440e-4f, lsi_fma(whole, -0.693359375f, x));
     float q = 0.0013814467f;
-    q = q * r + 0.008368781f;
-    q = q * r + 0.041668393f;
-    q = q * r + 0.1666652f;
-    q = q * r + 0.49999994f;
+    q = lsi_fma(q, r, 0.008368781f);
+    q = lsi_fma(q, r, 0.041668393f);
+    q = lsi_fma(q, r, 0.1666652f);
+    q = lsi_fma(q, r, 0.49999994f);
     *n = lsi_bits_of(shifted) - lsi_bits_of(round);
-    return (q * (r * r) + r) + 1.0f;
+    return lsi_fma(q, r * r, r) + 1.0f;
 }
 
 /* e^x within one unit in the last place; subnormal results, infinities and NaN are right too. 2^n
@@ -100,13 +110,13 @@ static inline float lsi_exp2f_bounded(float x) {
     float shifted = x + round;
     float f = x - (shifted - round);
     float p = 0.00015353362f;
-    p = p * f + 0.0013398875f;
-    p = p * f + 0.00961843692f;
-    p = p * f + 0.0555033237f;
-    p = p * f + 0.240226477f;
-    p = p * f + 0.693147182f;
+    p = lsi_fma(p, f, 0.0013398875f);
+    p = lsi_fma(p, f, 0.00961843692f);
+    p = lsi_fma(p, f, 0.0555033237f);
+    p = lsi_fma(p, f, 0.240226477f);
+    p = lsi_fma(p, f, 0.693147182f);
     uint32_t n = lsi_bits_of(shifted) - lsi_bits_of(round);
-    return (p * f + 1.0f) * lsi_float_of((n + 127u) << 23);
+    return lsi_fma(p, f, 1.0f) * lsi_float_of((n + 127u) << 23);
 }
 
 /* The lanes added as a tree. Overwrites them. */
@@ -211,13 +221,13 @@ static inline float lsi_row_exp2(float *x, int64_t n, float scale, float shift) 
     for (; i + LSI_LANES <= n; i += LSI_LANES) {
         LSI_LANE_LOOP
         for (int l = 0; l < LSI_LANES; l++) {
-            float e = lsi_exp2f_bounded(x[i + l] * scale - shift);
+            float e = lsi_exp2f_bounded(lsi_fma(x[i + l], scale, -shift));
             x[i + l] = e;
             lane[l] += e;
         }
     }
     for (int l = 0; i + l < n; l++) {
-        float e = lsi_exp2f_bounded(x[i + l] * scale - shift);
+        float e = lsi_exp2f_bounded(lsi_fma(x[i + l], scale, -shift));
         x[i + l] = e;
         lane[l] += e;
     }

@@ -109,13 +109,13 @@ static inline void pack_step(const uint16_t *from, int64_t stride, int64_t rows,
     __m512i block[SIDE], left[LANES], right[LANES];
     load_block(from, stride, rows, columns, block);
     if (lie_in_rows) {
-        if (is_b) lsi_turn_pairs(block), lsi_turn_pairs(block + LANES);
+        if (is_b) lsi_turn_words(block), lsi_turn_words(block + LANES);
         store_tile(block, to);
         store_tile(block + LANES, to + TILE_BYTES);
         return;
     }
     pair_rows(block, left, right);
-    if (!is_b) lsi_turn_pairs(left), lsi_turn_pairs(right);
+    if (!is_b) lsi_turn_words(left), lsi_turn_words(right);
     store_tile(left, to);
     store_tile(right, to + TILE_BYTES);
 }

@@ -352,21 +352,10 @@ lsi_bf16_unit lsi_product_unit(void) {
                                                     : LSI_BF16_NONE;
 }
 
-/* In float32 the plain call is as fast as a primitive with packing and faster than one without. */
-bool lsi_product_wants_primitive(const lsi_product *product) {
-    (void)product;
-    return false;
-}
-
 #else
 
 lsi_bf16_unit lsi_product_unit(void) {
     return LSI_BF16_NONE;
-}
-
-bool lsi_product_wants_primitive(const lsi_product *product) {
-    (void)product;
-    return false;
 }
 
 ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,

@@ -8,14 +8,16 @@
 /* Instructions for bfloat16 that the processor has and the library may use. */
 typedef enum lsi_bf16_unit { LSI_BF16_NONE, LSI_BF16_PAIRS, LSI_BF16_TILES } lsi_bf16_unit;
 lsi_bf16_unit lsi_product_unit(void);
-/* Whether a float32 product gains by a primitive over a plain call. */
-bool lsi_product_wants_primitive(const lsi_product *product);
 LS_CHECKED ls_status lsi_product_run(lsi_product_cache **cache, const lsi_scratch *scratch,
                                      const lsi_product *product);
 
 /* Products by tiles of our own (product_tile.c): whether one is of the kind they are made for. */
 bool lsi_product_is_small(const lsi_product *product);
 LS_CHECKED ls_status lsi_product_run_small(const lsi_scratch *scratch, const lsi_product *product);
+
+/* Float32 products with a copy of B in rows (product_turn.c): whether one gains by it. */
+bool lsi_product_is_turned(const lsi_product *product);
+LS_CHECKED ls_status lsi_product_run_turned(const lsi_scratch *scratch, const lsi_product *product);
 
 /* Products by the processor's tiles (product_amx.c): whether this process may use them. */
 bool lsi_product_has_amx(void);

@@ -1,20 +1,20 @@
-/* Small products of bfloat16 in float32 sums, by the processor's own instruction for pairs.
+/* Small products in float32 sums, in tiles of our own.
  *
- * vdpbf16ps adds to 16 float32 sums the products of 16 pairs with 16 pairs. So the pairs of
- * neighbours in k are the elements here, words of 32 bits:
+ * The elements here are words of 32 bits: float32, or of bfloat16 the pairs of neighbours in k,
+ * whose products vdpbf16ps adds to 16 float32 sums.
  *
- *   A  pair (i, p) = a[i][2p], a[i][2p + 1]    one is given to all 16 sums; where A lies in rows it
- *                                              is taken as it lies, else from a copy (k/2, m)
- *   B  pair (p, j) = b[2p][j], b[2p + 1][j]    16 columns a vector; from a copy (k/2, PANEL) of the
- *                                              columns at hand
+ *   A  word (i, p) = a[i][p], or a[i][2p], a[i][2p + 1]    one is given to all 16 sums; taken as A
+ *                                                          lies where that makes words
+ *   B  word (p, j) = b[p][j], or b[2p][j], b[2p + 1][j]    16 columns a vector; taken as B lies, or
+ *                                                          from a copy (words of k, PANEL)
  *
  * ROWS x VECTORS sums stay in registers over all of k. A library's product does the same, but
  * prepares more than such a small one is worth: those of attention, 64 x 64 x 64 and somewhat
- * larger, ran at 140 GFLOP/s through oneDNN where the processor has 230. Processors with AMX take
- * product_amx.c. */
+ * larger, ran through oneDNN at 140 GFLOP/s where the processor has 230 (bfloat16), and at 70 where
+ * it has 117 (float32). Products of bfloat16 by processors with AMX are in product_amx.c. */
 #include "tensor/product_impl.h"
 
-#if defined(LSI_GEMM_DNNL) && defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 
 #include <immintrin.h>
 #include <string.h>
@@ -24,24 +24,33 @@
 
 enum { LANES = 16, ROWS = 6, VECTORS = 4, PANEL = LANES * VECTORS };
 
-/* Where sums get their pairs. */
-typedef struct pairs {
+/* Where sums get their words. */
+typedef struct words {
     const char *a;
-    int64_t a_row, a_pair; /* bytes from one to the next */
+    int64_t a_row, a_word; /* bytes from one to the next */
     const uint32_t *b;
-    int64_t b_pair; /* words */
-    int64_t n_pairs;
-} pairs;
+    int64_t b_word; /* words */
+    int64_t n_words;
+    bool are_pairs;
+} words;
+
+static bool is_narrow(const lsi_product *p) {
+    return p->a.dtype == LS_DTYPE_BF16;
+}
+
+static int64_t words_of(const lsi_product *p, int64_t k) {
+    return is_narrow(p) ? k / 2 : k;
+}
 
 /* ---- copies ---- */
 
-static uint32_t pair_at(const void *at) {
-    uint32_t pair;
-    memcpy(&pair, at, sizeof pair);
-    return pair;
+static uint32_t word_at(const void *at) {
+    uint32_t word;
+    memcpy(&word, at, sizeof word);
+    return word;
 }
 
-/* Rows of n elements: each two become one of pairs, `to_stride` pairs from one to the next. */
+/* Rows of n bfloat16: each two become one of pairs, `to_stride` pairs from one to the next. */
 static void pair_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, int64_t n,
                       uint32_t *to, int64_t to_stride) {
     for (int64_t p = 0; p < n_pairs; p++) {
@@ -51,35 +60,46 @@ static void pair_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, int
     }
 }
 
-/* 16 rows of n_pairs pairs become columns. */
-static void turn_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, uint32_t *to,
+/* 16 rows of n_words words, `stride` bytes from one to the next, become columns. */
+static void turn_rows(const char *from, int64_t stride, int64_t n_words, uint32_t *to,
                       int64_t to_stride) {
     int64_t p = 0;
-    for (; p + LANES <= n_pairs; p += LANES) {
+    for (; p + LANES <= n_words; p += LANES) {
         __m512i a[LANES];
-        for (int i = 0; i < LANES; i++) a[i] = _mm512_loadu_si512(from + i * stride + 2 * p);
-        lsi_turn_pairs(a);
+        for (int i = 0; i < LANES; i++) a[i] = _mm512_loadu_si512(from + i * stride + 4 * p);
+        lsi_turn_words(a);
         for (int i = 0; i < LANES; i++) _mm512_storeu_si512(to + (p + i) * to_stride, a[i]);
     }
-    for (; p < n_pairs; p++)
-        for (int i = 0; i < LANES; i++) to[p * to_stride + i] = pair_at(from + i * stride + 2 * p);
+    for (; p < n_words; p++)
+        for (int i = 0; i < LANES; i++) to[p * to_stride + i] = word_at(from + i * stride + 4 * p);
 }
 
 /* Columns [first, first + n) of B. */
 static void copy_panel(const lsi_product *p, int64_t first, int64_t n, uint32_t *to) {
-    const uint16_t *b = p->b.data;
+    int64_t n_words = words_of(p, p->k);
     if (!p->b.transposed) {
-        pair_rows(b + first, p->b.stride, p->k / 2, n, to, n);
+        pair_rows((const uint16_t *)p->b.data + first, p->b.stride, n_words, n, to, n);
         return;
     }
+    int64_t stride = p->b.stride * lsi_dtype_size(p->b.dtype);
     for (int64_t i = 0; i < n; i += LANES)
-        turn_rows(b + (first + i) * p->b.stride, p->b.stride, p->k / 2, to + i, n);
+        turn_rows((const char *)p->b.data + (first + i) * stride, stride, n_words, to + i, n);
 }
 
 /* ---- sums ---- */
 
-static inline __attribute__((always_inline)) void
-sum_tile(const pairs *from, int n_rows, int n_vectors, float *c, int64_t c_stride, bool add) {
+static inline __m512 add_products(__m512 sum, __m512i a, __m512i b, bool are_pairs) {
+#if defined(__AVX512BF16__)
+    if (are_pairs) return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#else
+    (void)are_pairs; /* never, see lsi_product_is_small */
+#endif
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+}
+
+static inline __attribute__((always_inline)) void sum_tile(const words *from, bool are_pairs,
+                                                           int n_rows, int n_vectors, float *c,
+                                                           int64_t c_stride, bool add) {
     __m512 sum[ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < n_rows; i++)
@@ -88,18 +108,17 @@ sum_tile(const pairs *from, int n_rows, int n_vectors, float *c, int64_t c_strid
             sum[i][v] = add ? _mm512_loadu_ps(c + i * c_stride + v * LANES) : _mm512_setzero_ps();
     const char *a = from->a;
     const uint32_t *b = from->b;
-    int64_t b_pair = from->b_pair;
-    for (int64_t p = 0; p < from->n_pairs; p++, a += from->a_pair, b += b_pair) {
-        __m512bh columns[VECTORS];
+    int64_t b_word = from->b_word;
+    for (int64_t p = 0; p < from->n_words; p++, a += from->a_word, b += b_word) {
+        __m512i columns[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < n_vectors; v++)
-            columns[v] = (__m512bh)_mm512_loadu_si512(b + v * LANES);
+        for (int v = 0; v < n_vectors; v++) columns[v] = _mm512_loadu_si512(b + v * LANES);
 #pragma GCC unroll 6
         for (int i = 0; i < n_rows; i++) {
-            __m512bh row = (__m512bh)_mm512_set1_epi32((int)pair_at(a + i * from->a_row));
+            __m512i row = _mm512_set1_epi32((int)word_at(a + i * from->a_row));
 #pragma GCC unroll 4
             for (int v = 0; v < n_vectors; v++)
-                sum[i][v] = _mm512_dpbf16_ps(sum[i][v], row, columns[v]);
+                sum[i][v] = add_products(sum[i][v], row, columns[v], are_pairs);
         }
     }
 #pragma GCC unroll 6
@@ -111,7 +130,7 @@ sum_tile(const pairs *from, int n_rows, int n_vectors, float *c, int64_t c_strid
 
 #define SUM_VECTORS(n_rows, n)                                                                     \
     case n:                                                                                        \
-        sum_tile(from, n_rows, n, c, c_stride, add);                                               \
+        sum_tile(from, are_pairs, n_rows, n, c, c_stride, add);                                    \
         break;
 
 #define SUM_ROWS(n)                                                                                \
@@ -124,8 +143,10 @@ sum_tile(const pairs *from, int n_rows, int n_vectors, float *c, int64_t c_strid
         }                                                                                          \
         break;
 
-static void sum_rows(const pairs *from, int64_t n_rows, int64_t n_vectors, float *c,
-                     int64_t c_stride, bool add) {
+static inline __attribute__((always_inline)) void sum_rows_of(const words *from, bool are_pairs,
+                                                              int64_t n_rows, int64_t n_vectors,
+                                                              float *c, int64_t c_stride,
+                                                              bool add) {
     switch (n_rows) {
         SUM_ROWS(1)
         SUM_ROWS(2)
@@ -136,8 +157,16 @@ static void sum_rows(const pairs *from, int64_t n_rows, int64_t n_vectors, float
     }
 }
 
+static void sum_rows(const words *from, int64_t n_rows, int64_t n_vectors, float *c,
+                     int64_t c_stride, bool add) {
+    if (from->are_pairs)
+        sum_rows_of(from, true, n_rows, n_vectors, c, c_stride, add);
+    else
+        sum_rows_of(from, false, n_rows, n_vectors, c, c_stride, add);
+}
+
 /* Rows of C that are bfloat16 are summed beside it, and rounded once. */
-static void sum_narrow(const pairs *from, int64_t n_rows, int64_t n_vectors, uint16_t *c,
+static void sum_narrow(const words *from, int64_t n_rows, int64_t n_vectors, uint16_t *c,
                        int64_t c_stride, bool add) {
     float sums[ROWS * PANEL];
     int64_t n = n_vectors * LANES;
@@ -151,14 +180,14 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* What the band leaves of the sums of rows [i, i + n_rows): fewer pairs, or fewer vectors. */
-static pairs within_band(const lsi_product *p, pairs all, int64_t i, int64_t n_rows) {
-    int64_t skipped = p->band == LSI_BAND_A_UPPER && i > p->diagonal ? (i - p->diagonal) / 2 : 0;
-    all.a += i * all.a_row + skipped * all.a_pair;
-    all.b += skipped * all.b_pair;
-    all.n_pairs -= skipped;
-    if (p->band == LSI_BAND_A_LOWER)
-        all.n_pairs = smaller(all.n_pairs, (i + n_rows + p->diagonal + 1) / 2);
+/* What the band leaves of the sums of rows [i, i + n_rows): fewer words, or fewer vectors. */
+static words within_band(const lsi_product *p, words all, int64_t i, int64_t n_rows) {
+    int64_t skipped = p->band == LSI_BAND_A_UPPER && i > p->diagonal ? i - p->diagonal : 0;
+    int64_t end = p->band == LSI_BAND_A_LOWER ? smaller(p->k, i + n_rows + p->diagonal) : p->k;
+    int64_t first = words_of(p, skipped);
+    all.a += i * all.a_row + first * all.a_word;
+    all.b += first * all.b_word;
+    all.n_words = (is_narrow(p) ? (end + 1) / 2 : end) - first;
     return all;
 }
 
@@ -168,11 +197,11 @@ static int64_t wanted_vectors(const lsi_product *p, int64_t first, int64_t n, in
 }
 
 /* Columns [first, first + n) of C. */
-static void multiply_panel(const lsi_product *p, const pairs *all, int64_t first, int64_t n) {
+static void multiply_panel(const lsi_product *p, const words *all, int64_t first, int64_t n) {
     for (int64_t i = 0; i < p->m; i += ROWS) {
         int64_t n_rows = smaller(p->m - i, ROWS), at = i * p->c_stride + first;
         int64_t n_vectors = wanted_vectors(p, first, n, i + n_rows);
-        pairs from = within_band(p, *all, i, n_rows);
+        words from = within_band(p, *all, i, n_rows);
         if (n_vectors <= 0) continue;
         if (p->c_dtype == LS_DTYPE_F32)
             sum_rows(&from, n_rows, n_vectors, (float *)p->c + at, p->c_stride, p->add);
@@ -184,29 +213,51 @@ static void multiply_panel(const lsi_product *p, const pairs *all, int64_t first
 /* ---- the product ---- */
 
 bool lsi_product_is_small(const lsi_product *p) {
-    return p->packing == LSI_PACK_NEVER && p->a.dtype == LS_DTYPE_BF16 && !p->bias &&
-           p->n % LANES == 0 && p->k % 2 == 0;
+    if (p->packing != LSI_PACK_NEVER || p->bias || p->n % LANES != 0) return false;
+#if defined(__AVX512BF16__)
+    if (is_narrow(p)) return p->k % 2 == 0;
+#endif
+    return !is_narrow(p);
+}
+
+/* Words of A that lie one after the other in memory, in rows or in columns; `copies` has room for
+ * the others. */
+static words words_of_a(const lsi_product *p, uint32_t *copies) {
+    words all = {.a = p->a.data, .n_words = words_of(p, p->k), .are_pairs = is_narrow(p)};
+    int64_t stride = p->a.stride * lsi_dtype_size(p->a.dtype);
+    if (!p->a.transposed) {
+        all.a_row = stride, all.a_word = 4;
+    } else if (!is_narrow(p)) {
+        all.a_row = 4, all.a_word = stride;
+    } else {
+        pair_rows(p->a.data, p->a.stride, all.n_words, p->m, copies, p->m);
+        all.a = (const char *)copies, all.a_row = 4, all.a_word = 4 * p->m;
+    }
+    return all;
 }
 
 ls_status lsi_product_run_small(const lsi_scratch *scratch, const lsi_product *p) {
-    int64_t n_pairs = p->k / 2, a_pairs = p->a.transposed ? n_pairs * p->m : 0;
-    uint32_t *panel =
-        scratch->take(scratch->owner, (size_t)(n_pairs * PANEL + a_pairs) * sizeof *panel);
-    if (!panel) return LS_ERR_MEMORY;
-    pairs all = {p->a.data, 2 * p->a.stride, 4, panel, 0, n_pairs};
-    if (p->a.transposed) {
-        uint32_t *a = panel + n_pairs * PANEL;
-        pair_rows(p->a.data, p->a.stride, n_pairs, p->m, a, p->m);
-        all.a = (const char *)a, all.a_row = 4, all.a_pair = 4 * p->m;
+    bool copies_b = is_narrow(p) || p->b.transposed;
+    int64_t n_words = words_of(p, p->k), b_words = copies_b ? n_words * PANEL : 0;
+    int64_t a_words = is_narrow(p) && p->a.transposed ? n_words * p->m : 0;
+    uint32_t *panel = NULL;
+    if (a_words + b_words > 0) {
+        panel = scratch->take(scratch->owner, (size_t)(a_words + b_words) * sizeof *panel);
+        if (!panel) return LS_ERR_MEMORY;
     }
+    words all = words_of_a(p, panel ? panel + b_words : NULL);
     int64_t n;
     for (int64_t first = 0; first < p->n; first += n) {
         n = smaller(p->n - first, PANEL);
-        all.b_pair = n;
-        copy_panel(p, first, n, panel);
+        if (copies_b) {
+            copy_panel(p, first, n, panel);
+            all.b = panel, all.b_word = n;
+        } else {
+            all.b = (const uint32_t *)p->b.data + first, all.b_word = p->b.stride;
+        }
         multiply_panel(p, &all, first, n);
     }
-    scratch->give(scratch->owner, panel);
+    if (panel) scratch->give(scratch->owner, panel);
     return LS_OK;
 }
 

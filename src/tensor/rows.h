@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/dtype.h"
 
 /* Elements that element-wise kernels take at once: their buffers stay in the nearest cache. */
@@ -35,9 +36,7 @@ static inline float *lsi_place(void *data, ls_dtype dtype, int64_t at, float *ro
 
 static inline void lsi_keep(void *data, ls_dtype dtype, int64_t at, int64_t n, const float *row) {
     if (dtype == LS_DTYPE_F32) return;
-    uint16_t *restrict half = (uint16_t *)data + at;
-    const float *restrict wide = row;
-    for (int64_t i = 0; i < n; i++) half[i] = lsi_f32_to_bf16(wide[i]);
+    lsi_bf16_from_floats(row, n, (uint16_t *)data + at);
 }
 
 /* The elements in their place, to be read and changed: lsi_place that brings the old values. */

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/dtype.h"
 #include "harness/harness.h"
 
@@ -131,6 +132,29 @@ static void loop_equals_single_calls(void **state) {
     }
 }
 
+/* Rows of any length, with something special at any place, and nothing behind them is touched. */
+static void rows_equal_single_calls(void **state) {
+    (void)state;
+    enum { N = 100 };
+    static const uint32_t special[] = {0x00000001, 0x807FFFFF, 0x00800000, 0x80000000, 0x7F800000,
+                                       0x7F7FFFFF, 0x7F800001, 0xFFC12345, 0x3F808000, 0x3F818000};
+    float values[N];
+    uint16_t row[N + 1];
+    for (size_t s = 0; s < sizeof special / sizeof special[0]; s++)
+        for (int n = 0; n <= N; n++) {
+            for (int i = 0; i < n; i++) values[i] = 1.0f + (float)i / 3000.0f;
+            for (int at = 0; at < n; at += 3) {
+                float kept = values[at];
+                values[at] = lsi_float_from_bits(special[s]);
+                row[n] = 0xABCD;
+                lsi_bf16_from_floats(values, n, row);
+                for (int i = 0; i < n; i++) assert_int_equal(row[i], lsi_f32_to_bf16(values[i]));
+                assert_int_equal(row[n], 0xABCD);
+                values[at] = kept;
+            }
+        }
+}
+
 /* ---- halves ---- */
 
 static int is_nan(uint32_t bits) {
@@ -174,6 +198,7 @@ int main(void) {
         cmocka_unit_test(middle_between_neighbours_rounds_to_even),
         cmocka_unit_test(extremes_become_infinity_zero_or_nan),
         cmocka_unit_test(loop_equals_single_calls),
+        cmocka_unit_test(rows_equal_single_calls),
         cmocka_unit_test(halves_join_to_the_number),
         cmocka_unit_test(zeros_below_give_the_bfloat16_number),
     };

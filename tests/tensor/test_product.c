@@ -97,26 +97,35 @@ static void fail_at(const one_case *c, int64_t i, int64_t j, float expected, flo
              (int)c->packing, (int)c->band, (int)i, (int)j, (double)expected, (double)found);
 }
 
+/* Row i of the product, as floats. */
+static void naive_row(const one_case *c, int64_t i, const float *a, const float *b,
+                      const float *old, const float *bias, float *row) {
+    int64_t n = c->size.n, k = c->size.k;
+    for (int64_t j = 0; j < n; j++)
+        row[j] = (c->add ? old[i * n + j] : 0.0f) + (c->biased ? bias[j] : 0.0f);
+    for (int64_t p = 0; p < k; p++)
+        for (int64_t j = 0; j < n; j++) row[j] += a[i * k + p] * b[p * n + j];
+    lsi_round(row, c->types.out, n);
+}
+
 static void compare(const one_case *c, const float *a, const float *b, const float *old,
                     const float *bias, const void *result) {
     size s = c->size;
     int64_t stride = s.n + PAD;
     float *found = calloc((size_t)(s.m * stride), sizeof *found);
-    assert_non_null(found);
+    float *expected = calloc((size_t)stride, sizeof *expected);
+    assert_true(found && expected);
     lsi_to_floats(result, c->types.out, s.m * stride, found);
+    for (int64_t j = s.n; j < stride; j++) expected[j] = guard;
     for (int64_t i = 0; i < s.m; i++) {
+        naive_row(c, i, a, b, old, bias, expected);
         for (int64_t j = 0; j < stride; j++) {
-            float sum = c->add && j < s.n ? old[i * s.n + j] : 0.0f;
-            if (c->biased && j < s.n) sum += bias[j];
-            for (int64_t p = 0; j < s.n && p < s.k; p++) sum += a[i * s.k + p] * b[p * s.n + j];
-            lsi_round(&sum, c->types.out, 1);
-            float expected = j < s.n ? sum : guard;
             if (j < s.n && !is_wanted(c, i, j)) continue;
-            if (found[i * stride + j] != expected)
-                fail_at(c, i, j, expected, found[i * stride + j]);
+            if (found[i * stride + j] != expected[j])
+                fail_at(c, i, j, expected[j], found[i * stride + j]);
         }
     }
-    free(found);
+    free(found), free(expected);
 }
 
 static void check(const one_case *c) {
@@ -164,20 +173,23 @@ static void products_equal_the_triple_loop(void **state) {
     }
 }
 
-/* Sizes that are cut in pieces of k, groups of columns and chunks of rows (product_amx.c), with
- * sums that wait for the next piece beside a narrow result. */
+/* Sizes that are cut: in pieces of k, groups of columns and chunks of rows (product_amx.c), with
+ * sums that wait for the next piece beside a narrow result; in columns where A is transposed, and
+ * in rows where there is a bias (product.c); in blocks of k where B is turned (product_turn.c). */
 static void products_in_pieces_equal_the_triple_loop(void **state) {
     (void)state;
-    static const size large[] = {
-        {33, 545, 1090}, {2085, 35, 33}, {40, 33, 3100}, {64, 64, 2048}, {32, 1024, 1030}};
+    static const size large[] = {{33, 545, 1090},  {2085, 35, 33}, {40, 33, 3100},   {64, 64, 2048},
+                                 {32, 1024, 1030}, {17, 1700, 40}, {260, 1025, 1100}};
     enum { N_LARGE = sizeof large / sizeof large[0] };
-    for (int at = 0; at < N_LARGE * 2 * 8; at++) {
+    for (int at = 0; at < N_LARGE * N_TYPES * 8; at++) {
         one_case c = {.a_transposed = at & 1,
                       .b_transposed = at & 2,
                       .add = at & 4,
                       .biased = at & 4,
-                      .types = all_types[1 + at / 8 % 2],
-                      .size = large[at / 16]};
+                      .types = all_types[at / 8 % N_TYPES],
+                      .size = large[at / 8 / N_TYPES]};
+        check(&c);
+        c.biased = !c.biased;
         check(&c);
     }
 }

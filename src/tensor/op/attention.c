@@ -291,7 +291,7 @@ static void grad_row(const attention *at, const head *hd, float *scores, float *
     float *restrict s = scores, *restrict g = grads;
     if (at->dropout == 0.0f) {
         for (int64_t j = 0; j < n; j++) {
-            float p = lsi_exp2f_bounded(s[j] * binary - stat.largest) * stat.reciprocal;
+            float p = lsi_exp2f_bounded(lsi_fma(s[j], binary, -stat.largest)) * stat.reciprocal;
             s[j] = p;
             g[j] = p * (g[j] - delta) * scale;
         }
@@ -299,7 +299,7 @@ static void grad_row(const attention *at, const head *hd, float *scores, float *
         mask_row(at, hd, query, n);
         const float *restrict factor = hd->factor;
         for (int64_t j = 0; j < n; j++) {
-            float p = lsi_exp2f_bounded(s[j] * binary - stat.largest) * stat.reciprocal;
+            float p = lsi_exp2f_bounded(lsi_fma(s[j], binary, -stat.largest)) * stat.reciprocal;
             s[j] = p * factor[j];
             g[j] = p * (g[j] * factor[j] - delta) * scale;
         }

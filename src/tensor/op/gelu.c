@@ -27,14 +27,14 @@ typedef struct gelu_loop {
 /* e^(-2u) */
 static inline float tail(float x) {
     const float a = -TWO_ROOT_2_OVER_PI * LSI_LOG2_E, b = a * CUBIC;
-    return lsi_exp2f_bounded(x * (a + b * (x * x)));
+    return lsi_exp2f_bounded(x * lsi_fma(b, x * x, a));
 }
 
 static inline float slope(float x) {
     float e = tail(x);
     float s = 1.0f / (1.0f + e);
-    float two_du = TWO_ROOT_2_OVER_PI * (1.0f + 3.0f * CUBIC * (x * x));
-    return s + x * (s * (e * s)) * two_du;
+    float two_du = lsi_fma(3.0f * CUBIC * TWO_ROOT_2_OVER_PI, x * x, TWO_ROOT_2_OVER_PI);
+    return lsi_fma(x * (s * (e * s)), two_du, s);
 }
 
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
