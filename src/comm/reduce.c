@@ -197,9 +197,16 @@ static void short_sum(const void *const *input, void *const *output, int n_outpu
     }
 }
 
+/* One rank alone, in place, and nothing to scale. */
+static int is_done(const lsi_reduction *reduction, const void *const *input, void *const *output,
+                   int n_outputs) {
+    return reduction->order->n_ranks == 1 && n_outputs == 1 && input[0] == output[0] &&
+           reduction->op != LS_OP_PREMUL_SUM && finish_factor(reduction) == 1;
+}
+
 void lsi_reduce(const lsi_reduction *reduction, const void *const *input, void *const *output,
                 int n_outputs, int64_t count) {
-    if (n_outputs == 0 || count == 0) return;
+    if (n_outputs == 0 || count == 0 || is_done(reduction, input, output, n_outputs)) return;
     if (is_short_sum(reduction, count)) {
         short_sum(input, output, n_outputs, (float)finish_factor(reduction), count);
         return;

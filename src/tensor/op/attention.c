@@ -73,7 +73,7 @@ typedef struct head {
     int worker;
     int64_t row;           /* elements from row to row of scores, as floats */
     float *scores, *grads; /* (QUERY_BLOCK,row) */
-    float *sum_k, *sum_v;  /* (T,D): gradients of the group's keys and values */
+    float *sum_k, *sum_v;  /* (T,D): gradients of the group's keys and values, if narrow */
     float *block;          /* (QUERY_BLOCK,D) */
     float *factor;         /* of the mask, one row */
     float *room;           /* two rows of D */
@@ -107,7 +107,7 @@ static void piece_sizes(const attention *at, int64_t sizes[N_PIECES]) {
     bool is_backward = at->dy.at != NULL;
     sizes[0] = QUERY_BLOCK * row;
     sizes[1] = is_backward ? QUERY_BLOCK * row : 0;
-    sizes[2] = sizes[3] = is_backward ? round_up(t * d, ROW_ALIGN) : 0;
+    sizes[2] = sizes[3] = is_backward && at->dtype != LS_DTYPE_F32 ? round_up(t * d, ROW_ALIGN) : 0;
     sizes[4] = round_up(QUERY_BLOCK * d, ROW_ALIGN);
     sizes[5] = lsi_mask_padded(t);
     sizes[6] = round_up(2 * d, ROW_ALIGN);
@@ -308,18 +308,33 @@ static void grad_row(const attention *at, const head *hd, float *scores, float *
     finish_row(at, grads, query + 1, n_keys);
 }
 
-/* sum (end,D) = or += block^T rows, of queries [begin, end): their share of dV or dK. */
+/* Where gradients of a group's keys or values are added up. */
+typedef struct key_sums {
+    float *at; /* (T,D); NULL: not wanted */
+    int64_t stride;
+    bool add; /* something is there that counts */
+} key_sums;
+
+/* float32 in the gradient's place, else in scratch, from where `contribute` brings them. */
+static key_sums sums_for(const attention *at, view grad, float *scratch, bool first) {
+    if (!grad.at) return (key_sums){NULL, 0, false};
+    if (at->dtype != LS_DTYPE_F32) return (key_sums){scratch, at->head_size, false};
+    return (key_sums){(float *)(void *)grad.at, grad.stride, !first};
+}
+
+/* sums (end,D) = or += block^T rows, of queries [begin, end): their share of dV or dK. */
 static ls_status add_to_keys(const attention *at, const head *hd, int64_t begin, int64_t end,
-                             const float *block, view rows, float *sum, bool is_first) {
+                             const float *block, view rows, key_sums sums, bool is_first) {
+    if (!sums.at) return LS_OK;
     return multiply(at, hd,
                     (lsi_product){.m = end,
                                   .n = at->head_size,
                                   .k = end - begin,
                                   .a = weights(at, hd, block, true),
                                   .b = operand(at, part(at, rows, begin, 0), false),
-                                  .c = sum,
-                                  .c_stride = at->head_size,
-                                  .add = !is_first,
+                                  .c = sums.at,
+                                  .c_stride = sums.stride,
+                                  .add = sums.add || !is_first,
                                   .band = LSI_BAND_A_UPPER,
                                   .diagonal = begin});
 }
@@ -354,8 +369,10 @@ static ls_status backward_block(const attention *at, const head *hd, int64_t beg
         int64_t row = (i - begin) * hd->row;
         grad_row(at, hd, hd->scores + row, hd->grads + row, delta[i - begin], i, end);
     }
-    LSI_TRY(add_to_keys(at, hd, begin, end, hd->scores, hd->dy, hd->sum_v, is_first));
-    LSI_TRY(add_to_keys(at, hd, begin, end, hd->grads, hd->q, hd->sum_k, is_first));
+    key_sums dv = sums_for(at, hd->dv, hd->sum_v, at->first_v);
+    key_sums dk = sums_for(at, hd->dk, hd->sum_k, at->first_k);
+    LSI_TRY(add_to_keys(at, hd, begin, end, hd->scores, hd->dy, dv, is_first));
+    LSI_TRY(add_to_keys(at, hd, begin, end, hd->grads, hd->q, dk, is_first));
     return store_query_grads(at, hd, begin, end);
 }
 
@@ -369,7 +386,9 @@ static ls_status backward_head(const attention *at, const head *hd, bool is_firs
     return LS_OK;
 }
 
+/* Sums in scratch reach the gradient. */
 static void contribute(const attention *at, view to, const float *sum, bool first, float *room) {
+    if (!to.at || at->dtype == LS_DTYPE_F32) return;
     for (int64_t i = 0; i < at->n_time; i++) {
         void *row = part(at, to, i, 0).at;
         const float *restrict from = sum + i * at->head_size;
@@ -392,8 +411,8 @@ static void backward_range(void *context, int64_t first, int64_t end, int worker
             ls_status status = backward_head(at, &hd, i == 0);
             if (status != LS_OK) at->failure = (int)status;
         }
-        if (hd.dk.at) contribute(at, hd.dk, hd.sum_k, at->first_k, hd.room);
-        if (hd.dv.at) contribute(at, hd.dv, hd.sum_v, at->first_v, hd.room);
+        contribute(at, hd.dk, hd.sum_k, at->first_k, hd.room);
+        contribute(at, hd.dv, hd.sum_v, at->first_v, hd.room);
     }
 }
 
