@@ -1,9 +1,10 @@
 /* Products (see product.h): choice of the way, and the way that always works.
  *
- * Products of bfloat16 are made by tiles of our own where they are the faster ones (product_amx.c,
- * product_tile.c), else by the library's primitives where it knows the type (product_dnnl.c).
- * Otherwise the matrices are widened, the second one a block of columns at a time, and multiplied
- * in float32; the result is the same up to the order of additions. */
+ * Small products are made by tiles of our own (product_tile.c). Others of float32 are the library's
+ * plain call, after turning B where that pays (product_turn.c). Others of bfloat16 are made by
+ * tiles of our own with AMX (product_amx.c), else by the library's primitives where it knows the
+ * type (product_dnnl.c); otherwise the matrices are widened, the second one a block of columns at a
+ * time, and multiplied in float32, with the same result up to the order of additions. */
 #include "tensor/product.h"
 
 #include <stdatomic.h>

@@ -2,9 +2,9 @@
  * is there.
  *
  * The library at hand prepares a product once per kind (sizes, types, strides) and runs it often;
- * a cache keeps what it prepared. Products of bfloat16 are made by tiles of our own where the
- * processor has instructions for them (product_amx.c, and of small ones product_tile.c): these
- * prepare nothing, and copy both matrices into panels whatever `packing` says. [Note: packing]
+ * a cache keeps what it prepared. Small products, and those of bfloat16 with AMX, are made by tiles
+ * of our own where the processor has instructions for them (product_tile.c, product_amx.c): these
+ * prepare nothing, and copy what they need into panels whatever `packing` says. [Note: packing]
  * Where the library asks for the second matrix in a layout of its own, it is copied there right
  * before the product, into scratch memory that is given back after it: the copy costs 1 / m of the
  * product's work, and nothing is kept between products, so no weight exists twice for longer than
