@@ -13,7 +13,7 @@
 
 #include <jansson.h>
 
-#include "base/dtype.h"
+#include "base/bf16.h"
 #include "base/file.h"
 #include "base/mem.h"
 
@@ -167,7 +167,7 @@ static ls_status write_rounded(lsi_file_writer *writer, const float *values, siz
     uint16_t halves[PIECE];
     for (size_t at = 0; at < count; at += PIECE) {
         size_t n = count - at < PIECE ? count - at : PIECE;
-        for (size_t i = 0; i < n; i++) halves[i] = lsi_f32_to_bf16(values[at + i]);
+        lsi_bf16_from_floats(values + at, (int64_t)n, halves);
         LSI_TRY(lsi_file_write(writer, halves, n * sizeof *halves));
     }
     return LS_OK;

@@ -9,6 +9,7 @@
  * and divided by it afterwards. What overflows is infinite in the result, on all ranks. */
 #include <math.h>
 
+#include "base/bf16.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include "parallel/hook_impl.h"
@@ -45,8 +46,8 @@ static ls_status prepare(void *state, ls_group *group, const ls_param *params, i
 
 /* ---- loops ---- */
 
-static void to_bf16(const float *restrict from, uint16_t *restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = lsi_f32_to_bf16(from[i]);
+static void to_bf16(const float *from, uint16_t *to, int64_t count) {
+    lsi_bf16_from_floats(from, count, to);
 }
 
 static void from_bf16(const uint16_t *restrict from, float *restrict to, int64_t count) {

@@ -44,12 +44,6 @@ static int64_t words_of(const lsi_product *p, int64_t k) {
 
 /* ---- copies ---- */
 
-static uint32_t word_at(const void *at) {
-    uint32_t word;
-    memcpy(&word, at, sizeof word);
-    return word;
-}
-
 /* Rows of n bfloat16: each two become one of pairs, `to_stride` pairs from one to the next. */
 static void pair_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, int64_t n,
                       uint32_t *to, int64_t to_stride) {
@@ -58,20 +52,6 @@ static void pair_rows(const uint16_t *from, int64_t stride, int64_t n_pairs, int
         uint32_t *restrict row = to + p * to_stride;
         for (int64_t i = 0; i < n; i++) row[i] = even[i] | (uint32_t)odd[i] << 16;
     }
-}
-
-/* 16 rows of n_words words, `stride` bytes from one to the next, become columns. */
-static void turn_rows(const char *from, int64_t stride, int64_t n_words, uint32_t *to,
-                      int64_t to_stride) {
-    int64_t p = 0;
-    for (; p + LANES <= n_words; p += LANES) {
-        __m512i a[LANES];
-        for (int i = 0; i < LANES; i++) a[i] = _mm512_loadu_si512(from + i * stride + 4 * p);
-        lsi_turn_words(a);
-        for (int i = 0; i < LANES; i++) _mm512_storeu_si512(to + (p + i) * to_stride, a[i]);
-    }
-    for (; p < n_words; p++)
-        for (int i = 0; i < LANES; i++) to[p * to_stride + i] = word_at(from + i * stride + 4 * p);
 }
 
 /* Columns [first, first + n) of B. */
@@ -83,7 +63,7 @@ static void copy_panel(const lsi_product *p, int64_t first, int64_t n, uint32_t 
     }
     int64_t stride = p->b.stride * lsi_dtype_size(p->b.dtype);
     for (int64_t i = 0; i < n; i += LANES)
-        turn_rows((const char *)p->b.data + (first + i) * stride, stride, n_words, to + i, n);
+        lsi_turn_rows((const char *)p->b.data + (first + i) * stride, stride, n_words, to + i, n);
 }
 
 /* ---- sums ---- */
@@ -115,7 +95,7 @@ static inline __attribute__((always_inline)) void sum_tile(const words *from, bo
         for (int v = 0; v < n_vectors; v++) columns[v] = _mm512_loadu_si512(b + v * LANES);
 #pragma GCC unroll 6
         for (int i = 0; i < n_rows; i++) {
-            __m512i row = _mm512_set1_epi32((int)word_at(a + i * from->a_row));
+            __m512i row = _mm512_set1_epi32((int)lsi_word_at(a + i * from->a_row));
 #pragma GCC unroll 4
             for (int v = 0; v < n_vectors; v++)
                 sum[i][v] = add_products(sum[i][v], row, columns[v], are_pairs);

@@ -15,7 +15,7 @@
 #include "tensor/pairs.h"
 #include "tensor/threads.h"
 
-enum { LANES = 16, LEAST_ROWS = 256, BLOCK_BYTES = 4 << 20 };
+enum { LANES = 16, LEAST_ROWS = 256, BLOCK_BYTES = 4 << 20, LEAST_BLOCK = 256 /* of k */ };
 
 typedef struct turning {
     const float *from; /* (n,k) at the block's first column */
@@ -28,30 +28,19 @@ bool lsi_product_is_turned(const lsi_product *p) {
            p->m >= LEAST_ROWS && p->n <= p->k;
 }
 
-static void turn_singly(const turning *t, int64_t row, int64_t row_end, int64_t k_begin) {
-    for (int64_t k = k_begin; k < t->k; k++)
-        for (int64_t i = row; i < row_end; i++) t->to[k * t->n + i] = t->from[i * t->stride + k];
-}
-
 /* Items are 16 rows of W, the last ones may be fewer. */
 static void turn_range(void *context, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const turning *t = context;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t row = item * LANES, k = 0;
-        if (row + LANES > t->n) {
-            turn_singly(t, row, t->n, 0);
-            return;
-        }
-        for (; k + LANES <= t->k; k += LANES) {
-            __m512i words[LANES];
-            for (int i = 0; i < LANES; i++)
-                words[i] = _mm512_loadu_si512(t->from + (row + i) * t->stride + k);
-            lsi_turn_words(words);
-            for (int i = 0; i < LANES; i++)
-                _mm512_storeu_si512(t->to + (k + i) * t->n + row, words[i]);
-        }
-        turn_singly(t, row, row + LANES, k);
+    for (int64_t row = begin * LANES; row < end * LANES; row += LANES) {
+        const float *from = t->from + row * t->stride;
+        if (row + LANES <= t->n)
+            lsi_turn_rows((const char *)from, t->stride * (int64_t)sizeof *from, t->k,
+                          (uint32_t *)(void *)(t->to + row), t->n);
+        else
+            for (int64_t k = 0; k < t->k; k++)
+                for (int64_t i = 0; i < t->n - row; i++)
+                    t->to[k * t->n + row + i] = from[i * t->stride + k];
     }
 }
 
@@ -62,7 +51,7 @@ static ls_status add_block(const lsi_product *p, int64_t first, const turning *t
 
 ls_status lsi_product_run_turned(const lsi_scratch *scratch, const lsi_product *p) {
     int64_t block = BLOCK_BYTES / (int64_t)sizeof(float) / p->n / LANES * LANES;
-    if (block < LEAST_ROWS) block = LEAST_ROWS;
+    if (block < LEAST_BLOCK) block = LEAST_BLOCK;
     if (block > p->k) block = p->k;
     float *memory = scratch->take(scratch->owner, (size_t)(block * p->n) * sizeof *memory);
     if (!memory) return LS_ERR_MEMORY;
