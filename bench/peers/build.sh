@@ -7,6 +7,7 @@
 # Exit: 0 at least one foreign engine was built, 1 none (then there is nothing to compare with).
 set -euo pipefail
 source=$(cd "$(dirname "$0")" && pwd)
+[ $# -eq 2 ] || { sed -n "/^#     /s/^#     //p" "$0" >&2; exit 2; }
 out=$1
 library=$2
 mkdir -p "$out"

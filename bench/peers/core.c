@@ -31,7 +31,7 @@ enum {
 };
 
 static const char *const names[PEER_N_KINDS] = {"allreduce", "reducescatter", "allgather",
-                                                "broadcast"};
+                                                "allgather-inplace", "broadcast"};
 
 typedef struct bench {
     const peer_engine *engine;
@@ -103,19 +103,26 @@ static void expect(const float *found, int64_t count, int64_t at, int rank, int 
 static float *large_of(const bench *b, const point *p, int k) {
     return (float *)(void *)(b->large + (size_t)k * p->stride);
 }
+static float *own_part_of(const bench *b, const point *p, int k) {
+    return large_of(b, p, k) + b->engine->rank * p->count;
+}
 static float *small_of(const bench *b, const point *p, int k) {
     return (float *)(void *)(b->small + (size_t)k * p->stride);
+}
+
+static int is_all_gather(peer_kind kind) {
+    return kind == PEER_ALL_GATHER || kind == PEER_ALL_GATHER_IN_PLACE;
 }
 
 /* What call k of this batch works on begins at n_filled + k. */
 static void rewrite(bench *b, const point *p) {
     b->n_filled += p->n_batch;
     for (int k = 0; k < p->n_batch; k++) {
-        if (p->kind == PEER_ALL_GATHER)
-            fill(small_of(b, p, k), p->count, b->engine->rank, b->n_filled + k);
-        else
-            fill(large_of(b, p, k), p->bytes / (int64_t)sizeof(float), b->engine->rank,
-                 b->n_filled + k);
+        float *to = p->kind == PEER_ALL_GATHER            ? small_of(b, p, k)
+                    : p->kind == PEER_ALL_GATHER_IN_PLACE ? own_part_of(b, p, k)
+                                                          : large_of(b, p, k);
+        int64_t count = is_all_gather(p->kind) ? p->count : p->bytes / (int64_t)sizeof(float);
+        fill(to, count, b->engine->rank, b->n_filled + k);
     }
 }
 
@@ -140,6 +147,7 @@ static void check(const bench *b, const point *p) {
             expect(small, p->count, at + e->rank * p->count, -1, e->n_ranks, names[p->kind]);
             break;
         case PEER_ALL_GATHER:
+        case PEER_ALL_GATHER_IN_PLACE:
             for (int r = 0; r < e->n_ranks; r++)
                 expect(large + r * p->count, p->count, at, r, e->n_ranks, names[p->kind]);
             break;
@@ -159,7 +167,7 @@ static int n_iterations_of(int64_t bytes, int least) {
 }
 
 static point make_point(const peer_engine *e, peer_kind kind, int64_t bytes, int least) {
-    int parts = kind == PEER_REDUCE_SCATTER || kind == PEER_ALL_GATHER ? e->n_ranks : 1;
+    int parts = kind == PEER_REDUCE_SCATTER || is_all_gather(kind) ? e->n_ranks : 1;
     point p = {.kind = kind, .count = bytes / (int64_t)sizeof(float) / parts};
     if (p.count < 1) p.count = 1;
     p.bytes = p.count * (int64_t)sizeof(float) * parts;

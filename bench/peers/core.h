@@ -9,7 +9,9 @@
  *
  * per size. BYTES are those of the larger of a rank's two buffers. float32, sum. All-reduce and
  * broadcast are in place, reduce-scatter and all-gather from one buffer to another: the forms that
- * every engine offers. The last output of each size is checked; a wrong one ends the program.
+ * every engine offers. All-gather is measured in place as well, each rank's part lying where it
+ * belongs, as where parameters are gathered from shards. The last output of each size is checked; a
+ * wrong one ends the program.
  *
  * Small calls follow each other without a pause, so where only one rank has something to give
  * (broadcast) an engine may run ahead: its figure is then the time between calls, not the time
@@ -28,10 +30,11 @@ extern "C" {
 #endif
 
 typedef enum peer_kind {
-    PEER_ALL_REDUCE,     /* large: count elements, in place; small: not used */
-    PEER_REDUCE_SCATTER, /* large: n * count in; small: count out */
-    PEER_ALL_GATHER,     /* small: count in; large: n * count out */
-    PEER_BROADCAST,      /* large: count elements, from rank 0 */
+    PEER_ALL_REDUCE,          /* large: count elements, in place; small: not used */
+    PEER_REDUCE_SCATTER,      /* large: n * count in; small: count out */
+    PEER_ALL_GATHER,          /* small: count in; large: n * count out */
+    PEER_ALL_GATHER_IN_PLACE, /* large: n * count, of which the own count are there */
+    PEER_BROADCAST,           /* large: count elements, from rank 0 */
     PEER_N_KINDS
 } peer_kind;
 

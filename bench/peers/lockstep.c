@@ -37,6 +37,11 @@ static void reduce_scatter(float *large, float *small, int64_t count) {
 static void all_gather(float *large, float *small, int64_t count) {
     check(ls_all_gather(group, small, large, count, LS_DTYPE_F32, NULL));
 }
+static void all_gather_in_place(float *large, float *small, int64_t count) {
+    (void)small;
+    const float *own = large + ls_group_rank(group) * count;
+    check(ls_all_gather(group, own, large, count, LS_DTYPE_F32, NULL));
+}
 static void broadcast(float *large, float *small, int64_t count) {
     (void)small;
     check(ls_broadcast(group, large, large, count, LS_DTYPE_F32, 0, NULL));
@@ -46,13 +51,14 @@ int main(int argc, char **argv) {
     const char *buffers = getenv("PEER_BUFFERS");
     int is_plain = buffers && strcmp(buffers, "plain") == 0;
     check(ls_group_create(60000, &group));
-    peer_engine engine = {.name = "lockstep",
-                          .rank = ls_group_rank(group),
-                          .n_ranks = ls_group_world_size(group),
-                          .alloc = is_plain ? alloc_plain : alloc_shared,
-                          .barrier = barrier,
-                          .gather = gather,
-                          .call = {all_reduce, reduce_scatter, all_gather, broadcast}};
+    peer_engine engine = {
+        .name = "lockstep",
+        .rank = ls_group_rank(group),
+        .n_ranks = ls_group_world_size(group),
+        .alloc = is_plain ? alloc_plain : alloc_shared,
+        .barrier = barrier,
+        .gather = gather,
+        .call = {all_reduce, reduce_scatter, all_gather, all_gather_in_place, broadcast}};
     int code = peer_measure(&engine, argc, argv);
     ls_group_destroy(group);
     return code;

@@ -30,6 +30,10 @@ static void reduce_scatter(float *large, float *small, int64_t count) {
 static void all_gather(float *large, float *small, int64_t count) {
     MPI_Allgather(small, as_int(count), MPI_FLOAT, large, as_int(count), MPI_FLOAT, MPI_COMM_WORLD);
 }
+static void all_gather_in_place(float *large, float *small, int64_t count) {
+    (void)small;
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, large, as_int(count), MPI_FLOAT, MPI_COMM_WORLD);
+}
 static void broadcast(float *large, float *small, int64_t count) {
     (void)small;
     MPI_Bcast(large, as_int(count), MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -37,11 +41,12 @@ static void broadcast(float *large, float *small, int64_t count) {
 
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
-    peer_engine engine = {.name = "mpi",
-                          .alloc = alloc,
-                          .barrier = barrier,
-                          .gather = gather,
-                          .call = {all_reduce, reduce_scatter, all_gather, broadcast}};
+    peer_engine engine = {
+        .name = "mpi",
+        .alloc = alloc,
+        .barrier = barrier,
+        .gather = gather,
+        .call = {all_reduce, reduce_scatter, all_gather, all_gather_in_place, broadcast}};
     MPI_Comm_rank(MPI_COMM_WORLD, &engine.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &engine.n_ranks);
     int code = peer_measure(&engine, argc, argv);

@@ -18,7 +18,7 @@ ranks=${RANKS:-2}
 rounds=${ROUNDS:-3}
 iterations=${ITERATIONS:-5}
 sizes=${SIZES:-8 1K 8K 64K 512K 1M 4M 16M 25M 64M 256M}
-collectives=${COLLECTIVES:-allreduce reducescatter allgather broadcast}
+collectives=${COLLECTIVES:-allreduce reducescatter allgather allgather-inplace broadcast}
 engines=${ENGINES:-lockstep lockstep-plain openmpi openmpi-tuned mpich mpich-tuned gloo-ring
     gloo-halving sketch}
 limit_s=${LIMIT_S:-180}
@@ -96,7 +96,7 @@ run_round() { # round, sizes
             echo "# round $1: $engine failed or took more than $limit_s s:" \
                 "$(head -n 1 "$results.err")"
         fi
-        sed -n "s/^\([a-z]* [0-9]* [0-9.]*\)\$/$engine $1 \1/p" "$results.now" >>"$results"
+        sed -n "s/^\([a-z-]* [0-9]* [0-9.]*\)\$/$engine $1 \1/p" "$results.now" >>"$results"
         rm -f "$results.now" "$results.err"
     done
 }
