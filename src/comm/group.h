@@ -259,6 +259,9 @@ void lsi_group_ring(ls_group *group);
 /* Moves all posted works on without waiting. Under the lock. */
 ls_status lsi_group_advance(ls_group *group);
 bool lsi_work_is_done(const ls_work *work);
+/* Whether all ranks that a call still waits for were last seen on other processors than this one;
+ * so too when the last of them has just come. False where that is not known. */
+bool lsi_waits_elsewhere(const ls_work *work);
 /* For a call that is waited for at once in an idle group, see work.c. */
 bool lsi_may_go_the_short_way(const ls_work *work);
 ls_status lsi_go_the_short_way(ls_work *work, bool *done);

@@ -65,6 +65,25 @@ static ls_status look(ls_work *work, int n_looks) {
     return LS_OK;
 }
 
+static void say_where(ls_group *group) {
+    int32_t here = sched_getcpu() + 1;
+    if (atomic_load_explicit(&group->me->processor, memory_order_relaxed) != here)
+        atomic_store_explicit(&group->me->processor, here, memory_order_relaxed);
+}
+
+/* Whoever shares this processor has done what the work needs: to let it run would be two changes of
+ * process for nothing. A few looks, as the others may be waiting for their turn as well. Time of a
+ * call of 4 ranks on 2 processors with these looks: 8 bytes 0.83, 8 KiB 0.88, 64 KiB 0.90. */
+static ls_status look_elsewhere(ls_work *work) {
+    enum { ELSEWHERE_LOOKS = 50 };
+    ls_group *group = work->group;
+    say_where(group);
+    for (int i = 0; i < ELSEWHERE_LOOKS && !lsi_work_is_done(work) && lsi_waits_elsewhere(work);
+         i++)
+        LSI_TRY(look(work, 1));
+    return LS_OK;
+}
+
 /* The processor comes back when others have had enough of it: some microseconds where those are
  * ranks that wait too, milliseconds each time where a stranger computes. So yields also end by the
  * clock, or a hundred of them would put off the look at dead peers by a third of a second. */
@@ -72,6 +91,7 @@ static ls_status look_and_yield(ls_work *work, int64_t until_ns) {
     ls_group *group = work->group;
     for (int i = 0; i < group->yields; i++) {
         LSI_TRY(lsi_group_advance(group));
+        LSI_TRY(look_elsewhere(work));
         if (lsi_work_is_done(work)) return LS_OK;
         lsi_group_unlock(group);
         sched_yield();

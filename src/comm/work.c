@@ -292,6 +292,25 @@ ls_status lsi_group_advance(ls_group *group) {
 
 /* ---- what waiting looks at ---- */
 
+/* Whether the rank has still to arrive, or, where all did, to do its part. */
+static bool is_missing(const ls_work *work, int rank) {
+    const lsi_rank_control *peer = &work->group->ranks[rank];
+    return work->started ? atomic_load_explicit(&peer->done, memory_order_acquire) <= work->index
+                         : !has_announced(work, rank);
+}
+
+bool lsi_waits_elsewhere(const ls_work *work) {
+    const ls_group *group = work->group;
+    if (work->what != LSI_WORK_CALL || (work->started && !work->waits_for_all)) return false;
+    int32_t here = atomic_load_explicit(&group->me->processor, memory_order_relaxed);
+    for (int r = 0; r < group->n_ranks; r++) {
+        if (r == group->rank || !is_missing(work, r)) continue;
+        int32_t there = atomic_load_explicit(&group->ranks[r].processor, memory_order_relaxed);
+        if (there == here || there == 0) return false;
+    }
+    return true;
+}
+
 bool lsi_work_is_done(const ls_work *work) {
     uint64_t completed = work->group->n_completed;
     switch (work->what) {

@@ -73,6 +73,7 @@ typedef struct lsi_rank_control {
     /* Written by whoever wakes the rank (bell) and by the rank (asleep); see transport/bell.h. */
     LSI_LINE _Atomic uint32_t bell;
     _Atomic uint32_t asleep;
+    _Atomic int32_t processor; /* number + 1 of the one that the rank waited on; 0: not known */
     /* For messages about this rank; written by the rank, `left` also by the launcher. */
     LSI_LINE _Atomic int64_t step;
     _Atomic uint64_t published;  /* calls announced */
