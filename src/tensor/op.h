@@ -46,6 +46,19 @@ lsi_tensor *lsi_op_gelu(lsi_tape *tape, lsi_tensor *x);
 lsi_tensor *lsi_op_silu_mul(lsi_tape *tape, lsi_tensor *gate, lsi_tensor *up);
 /* a + b, same shape (residual). */
 lsi_tensor *lsi_op_add(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b);
+
+/* [Note: pairs] Two ops in one pass over memory: rows go through the second one while they are
+ * near. That is so in float32, for sum and norm on one thread; else one pass follows the other. To
+ * the bit and for the tape it is the first op, whose result *product or *sum gets on success, and
+ * then the second: two nodes, dropped and made again each for itself. A profile counts gelu apart,
+ * a trace shows it inside of the product; a sum made in one pass is part of the norm in both. */
+lsi_tensor *lsi_op_linear_gelu(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
+                               lsi_tensor **product);
+lsi_tensor *lsi_op_add_layer_norm(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_tensor *weight,
+                                  lsi_tensor *bias, float epsilon, lsi_tensor **sum);
+lsi_tensor *lsi_op_add_rms_norm(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_tensor *weight,
+                                float epsilon, lsi_tensor **sum);
+
 /* Zero with probability p, else x / (1 - p). p = 0 or not recording: returns x itself. */
 lsi_tensor *lsi_op_dropout(lsi_tape *tape, lsi_tensor *x, float p);
 /* x (…,C), weight (V,C), one target per row -> (1): the loss below of the logits x *

@@ -155,15 +155,24 @@ static ls_status multiply_rows(const lsi_product *p) {
     return LS_OK;
 }
 
+static void tell(const lsi_product *p, int64_t first, int64_t n) {
+    if (p->rows_done.run) p->rows_done.run(p->rows_done.context, first, n);
+}
+
 /* The library prepares B once a call; one that is stored transposed is dear to prepare. */
-static ls_status multiply_floats(const lsi_product *p) {
-    if (!p->bias || p->a.transposed || p->b.transposed) return multiply_rows(p);
+static bool is_by_blocks(const lsi_product *p) {
+    return p->a.dtype == LS_DTYPE_F32 && p->bias && !p->a.transposed && !p->b.transposed &&
+           !lsi_product_is_small(p);
+}
+
+static ls_status multiply_by_blocks(const lsi_product *p) {
     for (int64_t row = 0; row < p->m; row += BIAS_ROWS) {
         lsi_product rows = *p;
         rows.m = p->m - row < BIAS_ROWS ? p->m - row : BIAS_ROWS;
         rows.a.data = (const float *)p->a.data + row * p->a.stride;
         rows.c = (float *)p->c + row * p->c_stride;
         LSI_TRY(multiply_rows(&rows));
+        tell(p, row, rows.m);
     }
     return LS_OK;
 }
@@ -208,11 +217,19 @@ static ls_status multiply_narrow(lsi_product_cache **cache, const lsi_scratch *s
     return run_in_blocks(cache, scratch, product);
 }
 
-ls_status lsi_multiply(lsi_product_cache **cache, const lsi_scratch *scratch,
-                       const lsi_product *product) {
-    lsi_threads_apply();
+static ls_status multiply_at_once(lsi_product_cache **cache, const lsi_scratch *scratch,
+                                  const lsi_product *product) {
     if (product->a.dtype == LS_DTYPE_BF16) return multiply_narrow(cache, scratch, product);
     if (lsi_product_is_small(product)) return lsi_product_run_small(scratch, product);
     if (lsi_product_is_turned(product)) return lsi_product_run_turned(scratch, product);
-    return multiply_floats(product);
+    return multiply_rows(product);
+}
+
+ls_status lsi_multiply(lsi_product_cache **cache, const lsi_scratch *scratch,
+                       const lsi_product *product) {
+    lsi_threads_apply();
+    if (is_by_blocks(product)) return multiply_by_blocks(product);
+    LSI_TRY(multiply_at_once(cache, scratch, product));
+    tell(product, 0, product->m);
+    return LS_OK;
 }

@@ -37,6 +37,14 @@ typedef enum lsi_band {
     LSI_BAND_A_UPPER  /* A (i,p) is 0 for p < i - d */
 } lsi_band;
 
+/* Hears of rows [first, first + n) of C that are complete, on the thread of the call and while they
+ * may still be in a cache: of each row once, in ascending order, possibly of all at once, of none
+ * that a failed product left out. May loop over ranges, may not multiply. */
+typedef struct lsi_rows_done {
+    void (*run)(void *context, int64_t first, int64_t n); /* NULL: nobody hears */
+    void *context;                                        /* borrowed */
+} lsi_rows_done;
+
 /* C (m,n) = A (m,k) B (k,n) + bias, or C += …; sizes are those after transposing, none is 0. A and
  * B have one type; C has it too or is float32. Sums are float32 and rounded once. */
 typedef struct lsi_product {
@@ -50,6 +58,7 @@ typedef struct lsi_product {
     lsi_packing packing;
     lsi_band band;
     int64_t diagonal;
+    lsi_rows_done rows_done;
 } lsi_product;
 
 /* Multiplications and additions, of what the band leaves. */

@@ -11,14 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "harness/harness.h"
 #include "tensor/gemm.h"
 #include "tensor/op.h"
 #include "tensor/reference/reference.h"
 #include "tensor/rows.h"
 
-enum { N_INPUTS = 3, ARENA_BYTES = 1 << 28 };
+enum { N_INPUTS = 4, ARENA_BYTES = 1 << 28 };
 
 /* What the letters mean is the kind's business: rows and columns, or B, T, C, V and H. */
 typedef struct op_case {
@@ -530,6 +529,73 @@ static void head_backward(const op_case *c, double **in, const double *dy, doubl
     free(grad), free(logits), free(targets);
 }
 
+/* ---- pairs of ops in one pass; the first result is dropped as in models ---- */
+
+static lsi_tensor *linear_gelu_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    lsi_tensor *product = NULL;
+    lsi_tensor *y = lsi_op_linear_gelu(tape, in[0], in[1], in[2], &product);
+    lsi_tape_drop(tape, product);
+    return y;
+}
+static void linear_gelu_forward(const op_case *c, double **in, double *y) {
+    linear_forward(c, in, y);
+    lsi_ref_gelu(linear_outputs(c), y, y);
+}
+static void linear_gelu_backward(const op_case *c, double **in, const double *dy, double **din) {
+    int64_t n = linear_outputs(c);
+    double *product = grab(n, sizeof *product), *dproduct = grab(n, sizeof *dproduct);
+    linear_forward(c, in, product);
+    lsi_ref_gelu_backward(n, product, dy, dproduct);
+    linear_backward(c, in, dproduct, din);
+    free(product), free(dproduct);
+}
+static void add_norm_shapes(const op_case *c, shape in[N_INPUTS]) {
+    in[0] = in[1] = (shape){2, {c->b, c->c}};
+    in[2] = in[3] = (shape){1, {c->c}};
+}
+static lsi_tensor *add_layer_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    lsi_tensor *sum = NULL;
+    lsi_tensor *y = lsi_op_add_layer_norm(tape, in[0], in[1], in[2], in[3], 1e-5f, &sum);
+    lsi_tape_drop(tape, sum);
+    return y;
+}
+static lsi_tensor *add_rms_norm_run(lsi_tape *tape, lsi_tensor **in, const op_case *c) {
+    (void)c;
+    lsi_tensor *sum = NULL;
+    lsi_tensor *y = lsi_op_add_rms_norm(tape, in[0], in[1], in[2], 1e-5f, &sum);
+    lsi_tape_drop(tape, sum);
+    return y;
+}
+static double *exact_sum(const op_case *c, double **in) {
+    double *sum = grab(rows_outputs(c), sizeof *sum);
+    lsi_ref_add(rows_outputs(c), in[0], in[1], sum);
+    return sum;
+}
+static void add_layer_norm_forward(const op_case *c, double **in, double *y) {
+    double *sum = exact_sum(c, in);
+    layer_norm_forward(c, (double *[]){sum, in[2], in[3]}, y);
+    free(sum);
+}
+static void add_rms_norm_forward(const op_case *c, double **in, double *y) {
+    double *sum = exact_sum(c, in);
+    rms_norm_forward(c, (double *[]){sum, in[2]}, y);
+    free(sum);
+}
+static void add_layer_norm_backward(const op_case *c, double **in, const double *dy, double **din) {
+    double *sum = exact_sum(c, in), *dsum = grab(rows_outputs(c), sizeof *dsum);
+    layer_norm_backward(c, (double *[]){sum, in[2], in[3]}, dy, (double *[]){dsum, din[2], din[3]});
+    lsi_ref_add_backward(rows_outputs(c), dsum, din[0], din[1]);
+    free(sum), free(dsum);
+}
+static void add_rms_norm_backward(const op_case *c, double **in, const double *dy, double **din) {
+    double *sum = exact_sum(c, in), *dsum = grab(rows_outputs(c), sizeof *dsum);
+    rms_norm_backward(c, (double *[]){sum, in[2]}, dy, (double *[]){dsum, din[2]});
+    lsi_ref_add_backward(rows_outputs(c), dsum, din[0], din[1]);
+    free(sum), free(dsum);
+}
+
 /* ---- tables ---- */
 
 #define KIND(name, n_inputs, bound, shapes, outputs)                                               \
@@ -559,6 +625,9 @@ KIND(fixed_norm, 3, 2e-6, layer_norm, rows_outputs);
 KIND(pool, 1, 1e-6, pool, pool_outputs);
 KIND(entropy, 1, 1e-6, rows, one_output);
 KIND(head, 2, 4e-6, head, one_output);
+KIND(linear_gelu, 3, 2e-6, linear, linear_outputs);
+KIND(add_layer_norm, 4, 2e-5, add_norm, rows_outputs);
+KIND(add_rms_norm, 3, 4e-6, add_norm, rows_outputs);
 
 static const op_case cases[] = {
     /* kind            b    t    c    n   p */
@@ -661,6 +730,18 @@ static const op_case cases[] = {
     {&head_kind, 6, 0, 3, 7, 0},
     {&head_kind, 70, 0, 5, 33, 0},
     {&head_kind, 200, 0, 24, 1001, 0}, /* several pieces, see main */
+    {&linear_gelu_kind, 1, 1, 1, 1, 0},
+    {&linear_gelu_kind, 1, 3, 5, 7, 0},
+    {&linear_gelu_kind, 2, 65, 17, 33, 0},
+    {&linear_gelu_kind, 1, 1100, 5, 9, 0}, /* several blocks of rows */
+    {&add_layer_norm_kind, 1, 0, 1, 0, 0},
+    {&add_layer_norm_kind, 3, 0, 5, 0, 0},
+    {&add_layer_norm_kind, 130, 0, 33, 0, 0},
+    {&add_layer_norm_kind, 301, 0, 515, 0, 0},
+    {&add_rms_norm_kind, 1, 0, 1, 0, 0},
+    {&add_rms_norm_kind, 3, 0, 5, 0, 0},
+    {&add_rms_norm_kind, 130, 0, 33, 0, 0},
+    {&add_rms_norm_kind, 301, 0, 515, 0, 0},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -839,10 +920,12 @@ static void assert_near(const fixture *f, const char *what, int which, const flo
 
 /* A weight's gradient is float32 whatever its type, so in bfloat16 it has to be a parameter. */
 static bool is_weight(const op_kind *kind, int k) {
-    static const op_kind *const weighted[] = {
-        &layer_norm_kind, &rms_norm_kind,   &linear_kind,     &product_kind, &transposed_kind,
-        &conv_kind,       &batch_norm_kind, &fixed_norm_kind, &head_kind,    &logits_kind};
+    static const op_kind *const weighted[] = {&layer_norm_kind, &rms_norm_kind,   &linear_kind,
+                                              &product_kind,    &transposed_kind, &conv_kind,
+                                              &batch_norm_kind, &fixed_norm_kind, &head_kind,
+                                              &logits_kind,     &linear_gelu_kind};
     if (kind == &embedding_kind || kind == &tokens_kind) return true;
+    if (kind == &add_layer_norm_kind || kind == &add_rms_norm_kind) return k >= 2;
     for (size_t i = 0; i < sizeof weighted / sizeof *weighted; i++)
         if (kind == weighted[i]) return k >= 1;
     return false;
@@ -914,7 +997,7 @@ static void widened_bfloat16_equals_the_twins(void **state) {
 /* Products of a library may differ between numbers of threads; all that is ours may not. */
 static bool is_ours(const op_kind *kind) {
     return kind != &linear_kind && kind != &product_kind && kind != &transposed_kind &&
-           kind != &logits_kind && kind != &head_kind;
+           kind != &logits_kind && kind != &head_kind && kind != &linear_gelu_kind;
 }
 
 static void compare_numbers_of_threads(ls_dtype dtype) {
@@ -963,8 +1046,10 @@ static void assert_gradient(fixture *f, int k, int64_t i) {
 
 /* Layer norm of one or two columns is flat or a step, so differences say nothing there. */
 static bool is_small_and_smooth(const fixture *f) {
-    int64_t total = f->n_in[0] + f->n_in[1] + f->n_in[2];
-    return total <= 400 && !(f->c->kind == &layer_norm_kind && f->c->c < 3);
+    int64_t total = 0;
+    for (int k = 0; k < N_INPUTS; k++) total += f->n_in[k];
+    bool centres = f->c->kind == &layer_norm_kind || f->c->kind == &add_layer_norm_kind;
+    return total <= 400 && !(centres && f->c->c < 3);
 }
 
 static void twins_equal_finite_differences(void **state) {

@@ -139,10 +139,24 @@ static lsi_tensor *replace(const pass *p, lsi_tensor *used, lsi_tensor *next) {
     return next;
 }
 
+static lsi_tensor *dropout(const pass *p, lsi_tensor *x) {
+    lsi_tensor *thinned = lsi_op_dropout(p->tape, x, p->dropout);
+    return thinned == x ? x : replace(p, x, thinned);
+}
+
 static lsi_tensor *add_residual(const pass *p, lsi_tensor *x, lsi_tensor *branch) {
-    lsi_tensor *thinned = lsi_op_dropout(p->tape, branch, p->dropout);
+    lsi_tensor *thinned = dropout(p, branch);
     lsi_tensor *sum = replace(p, thinned, lsi_op_add(p->tape, x, thinned));
-    lsi_tape_drop(p->tape, branch);
+    return replace(p, x, sum);
+}
+
+/* The same, and ln_2 of the sum while its rows are at hand. */
+static lsi_tensor *add_residual_norm(const pass *p, lsi_tensor *x, lsi_tensor *branch,
+                                     lsi_tensor **normal) {
+    lsi_tensor *thinned = dropout(p, branch), *sum = NULL;
+    *normal = lsi_op_add_layer_norm(p->tape, x, thinned, leaf(p, LN_2_WEIGHT), leaf(p, LN_2_BIAS),
+                                    p->epsilon, &sum);
+    lsi_tape_drop(p->tape, thinned);
     return replace(p, x, sum);
 }
 
@@ -154,10 +168,12 @@ static lsi_tensor *attention_branch(const pass *p, lsi_tensor *x) {
     return replace(p, mixed, linear(p, mixed, ATTN_PROJ_WEIGHT, ATTN_PROJ_BIAS));
 }
 
-static lsi_tensor *mlp_branch(const pass *p, lsi_tensor *x) {
-    lsi_tensor *normal = norm(p, x, LN_2_WEIGHT, LN_2_BIAS);
-    lsi_tensor *wide = replace(p, normal, linear(p, normal, C_FC_WEIGHT, C_FC_BIAS));
-    lsi_tensor *bent = replace(p, wide, lsi_op_gelu(p->tape, wide));
+static lsi_tensor *mlp_branch(const pass *p, lsi_tensor *normal) {
+    lsi_tensor *wide = NULL;
+    lsi_tensor *bent =
+        lsi_op_linear_gelu(p->tape, normal, leaf(p, C_FC_WEIGHT), leaf(p, C_FC_BIAS), &wide);
+    lsi_tape_drop(p->tape, normal);
+    lsi_tape_drop(p->tape, wide);
     return replace(p, bent, linear(p, bent, MLP_PROJ_WEIGHT, MLP_PROJ_BIAS));
 }
 
@@ -166,8 +182,7 @@ static lsi_tensor *embed(const pass *p, const lsi_batch *batch) {
     lsi_tensor *wpe = lsi_model_leaf(p->model, p->tape, WPE);
     lsi_tensor *sum =
         lsi_op_embedding(p->tape, batch->tokens, batch->n_batch, batch->n_time, wte, wpe);
-    lsi_tensor *x = lsi_op_dropout(p->tape, sum, p->dropout);
-    return x == sum ? x : replace(p, sum, x);
+    return dropout(p, sum);
 }
 
 static lsi_tensor *head(const pass *p, lsi_tensor *x, const lsi_batch *batch) {
@@ -189,12 +204,12 @@ static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *ba
                              (long long)config->seq_len);
     pass p = {model, tape, FIRST_BLOCK, (float)config->dropout, (float)config->norm_epsilon};
     lsi_tape_unit_begin(tape, 0);
-    lsi_tensor *x = embed(&p, batch);
+    lsi_tensor *x = embed(&p, batch), *normal;
     lsi_tape_unit_end(tape, 0);
     for (int layer = 0; layer < L; layer++, p.first += N_BLOCK_PARAMS) {
         lsi_tape_unit_begin(tape, layer + 1);
-        x = add_residual(&p, x, attention_branch(&p, x));
-        x = add_residual(&p, x, mlp_branch(&p, x));
+        x = add_residual_norm(&p, x, attention_branch(&p, x), &normal);
+        x = add_residual(&p, x, mlp_branch(&p, normal));
         lsi_tape_unit_end(tape, layer + 1);
     }
     lsi_tape_unit_begin(tape, L + 1);

@@ -143,6 +143,16 @@ static lsi_tensor *add_residual(const pass *p, lsi_tensor *x, lsi_tensor *branch
     return replace(p, x, sum);
 }
 
+/* The same, and the norm of the sum while its rows are at hand. */
+static lsi_tensor *add_residual_norm(const pass *p, lsi_tensor *x, lsi_tensor *branch,
+                                     lsi_tensor **normal) {
+    lsi_tensor *sum = NULL;
+    *normal = lsi_op_add_rms_norm(p->tape, x, branch, leaf(p, POST_ATTENTION_NORM),
+                                  (float)p->model->config.norm_epsilon, &sum);
+    lsi_tape_drop(p->tape, branch);
+    return replace(p, x, sum);
+}
+
 static lsi_tensor *turned(const pass *p, lsi_tensor *x) {
     return replace(p, x, lsi_op_rope(p->tape, x, p->turn));
 }
@@ -161,8 +171,7 @@ static lsi_tensor *attention_branch(const pass *p, lsi_tensor *x) {
     return replace(p, mixed, linear(p, mixed, O_PROJ));
 }
 
-static lsi_tensor *mlp_branch(const pass *p, lsi_tensor *x) {
-    lsi_tensor *normal = norm(p, x, POST_ATTENTION_NORM);
+static lsi_tensor *mlp_branch(const pass *p, lsi_tensor *normal) {
     lsi_tensor *gate = linear(p, normal, GATE_PROJ);
     lsi_tensor *up = replace(p, normal, linear(p, normal, UP_PROJ));
     lsi_tensor *gated = lsi_op_silu_mul(p->tape, gate, up);
@@ -197,14 +206,14 @@ static lsi_tensor *forward(lsi_model *model, lsi_tape *tape, const lsi_batch *ba
                              (long long)config->seq_len);
     pass p = {model, tape, FIRST_BLOCK, NULL};
     lsi_tape_unit_begin(tape, 0);
-    lsi_tensor *x = embed(&p, batch);
+    lsi_tensor *x = embed(&p, batch), *normal;
     p.turn =
         lsi_op_rope_table(tape, batch->n_time, config->n_embd / config->n_head, config->rope_theta);
     lsi_tape_unit_end(tape, 0);
     for (int layer = 0; layer < L; layer++, p.first += N_BLOCK_PARAMS) {
         lsi_tape_unit_begin(tape, layer + 1);
-        x = add_residual(&p, x, attention_branch(&p, x));
-        x = add_residual(&p, x, mlp_branch(&p, x));
+        x = add_residual_norm(&p, x, attention_branch(&p, x), &normal);
+        x = add_residual(&p, x, mlp_branch(&p, normal));
         lsi_tape_unit_end(tape, layer + 1);
     }
     lsi_tape_drop(tape, p.turn);

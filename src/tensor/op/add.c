@@ -3,30 +3,20 @@
  *   a, b, y (n)          da = dy     db = dy
  *
  * Saved: nothing. One of the inputs takes over the gradient's buffer, the other gets a copy; a
- * tensor added to itself gets both. */
+ * tensor added to itself gets both. Norms may make the sum, a row at a time ([Note: pairs] in
+ * op.h). */
+#include "tensor/op/add.h"
+
 #include <string.h>
 
+#include "tensor/gemm.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
 #include "tensor/threads.h"
 
-typedef struct sum {
-    const void *a, *b; /* b NULL: copy a */
-    void *y;           /* may be a or b */
-    ls_dtype dtype;
-} sum;
-
-static void add_range(void *context, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    const sum *s = context;
-    if (!s->b) {
-        size_t size = ls_dtype_bytes(s->dtype);
-        memcpy((char *)s->y + (size_t)begin * size, (const char *)s->a + (size_t)begin * size,
-               (size_t)(end - begin) * size);
-        return;
-    }
+void lsi_sum_elements(const lsi_sum *s, int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; at += LSI_STRETCH) {
         float room_a[LSI_STRETCH], room_b[LSI_STRETCH], room_y[LSI_STRETCH];
         int64_t n = end - at < LSI_STRETCH ? end - at : LSI_STRETCH;
@@ -39,9 +29,22 @@ static void add_range(void *context, int64_t begin, int64_t end, int worker) {
     }
 }
 
+static void add_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    lsi_sum_elements(context, begin, end);
+}
+
+/* y = a */
+static void copy_range(void *context, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const lsi_sum *s = context;
+    size_t size = ls_dtype_bytes(s->dtype), first = (size_t)begin * size;
+    memcpy((char *)s->y + first, (const char *)s->a + first, (size_t)(end - begin) * size);
+}
+
 static void contribute(const void *dy, ls_dtype dtype, void *grad, bool first, int64_t n) {
-    sum s = {dy, first ? NULL : grad, grad, dtype};
-    lsi_for_ranges(n, lsi_grain(1), add_range, &s);
+    lsi_sum s = {dy, grad, grad, dtype};
+    lsi_for_ranges(n, lsi_grain(1), first ? copy_range : add_range, &s);
 }
 
 static ls_status add_backward(lsi_tape *tape, lsi_node *node) {
@@ -61,10 +64,14 @@ static ls_status add_backward(lsi_tape *tape, lsi_node *node) {
     return lsi_tape_status(tape);
 }
 
+static lsi_sum sum_of(const lsi_node *node) {
+    const lsi_tensor *y = node->output;
+    return (lsi_sum){node->input[0]->data, node->input[1]->data, y->data, y->dtype};
+}
+
 static void run(const lsi_node *node) {
-    lsi_tensor *y = node->output;
-    sum s = {node->input[0]->data, node->input[1]->data, y->data, y->dtype};
-    lsi_for_ranges(lsi_tensor_count(y), lsi_grain(1), add_range, &s);
+    lsi_sum s = sum_of(node);
+    lsi_for_ranges(lsi_tensor_count(node->output), lsi_grain(1), add_range, &s);
 }
 
 static ls_status add_again(lsi_tape *tape, lsi_node *node) {
@@ -73,15 +80,38 @@ static ls_status add_again(lsi_tape *tape, lsi_node *node) {
     return LS_OK;
 }
 
-lsi_tensor *lsi_op_add(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b) {
-    if (!lsi_op_begin(tape, "add", 2, (lsi_tensor *[]){a, b})) return NULL;
-    if (!lsi_op_has_dims(tape, "add", "second input", b, a->n_dims, a->dims)) return NULL;
-    if (!lsi_op_same_type(tape, "add", a, b)) return NULL;
+/* The node of a + b, with memory for its output; false on failure. */
+static bool prepare(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_node *node) {
+    if (!lsi_op_begin(tape, "add", 2, (lsi_tensor *[]){a, b})) return false;
+    if (!lsi_op_has_dims(tape, "add", "second input", b, a->n_dims, a->dims)) return false;
+    if (!lsi_op_same_type(tape, "add", a, b)) return false;
     lsi_tensor *y = lsi_tape_activation(tape, a->n_dims, a->dims);
-    if (!y) return NULL;
-    lsi_node node = {
+    if (!y) return false;
+    *node = (lsi_node){
         .backward = add_backward, .again = add_again, .name = "add", .input = {a, b}, .output = y};
+    return true;
+}
+
+lsi_tensor *lsi_op_add(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b) {
+    lsi_node node;
+    if (!prepare(tape, a, b, &node)) return NULL;
     run(&node);
     lsi_tape_record(tape, &node);
-    return y;
+    return node.output;
+}
+
+/* Where a sum and its norm in turns are slower than one after the other: 1.1 to 1.5 times in
+ * bfloat16, 1.25 times on two threads. */
+static bool is_faster_whole(const lsi_tensor *a) {
+    return a->dtype != LS_DTYPE_F32 || lsi_compute_threads() > 1;
+}
+
+lsi_tensor *lsi_add_by_rows(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_sum *sum) {
+    *sum = (lsi_sum){0};
+    if (!a || is_faster_whole(a)) return lsi_op_add(tape, a, b);
+    lsi_node node;
+    if (!prepare(tape, a, b, &node)) return NULL;
+    lsi_tape_record(tape, &node);
+    *sum = sum_of(&node);
+    return node.output;
 }

@@ -8,10 +8,14 @@
  * Saved: nothing of its own; backward reads x and computes s again, which is cheaper than keeping
  * it: the activation is four times as wide as the rest of a block. The exponent is cut where
  * e^(-2u) is still finite and y is below 1e-36. */
+#include "tensor/op/gelu.h"
+
+#include "base/clock.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
+#include "tensor/tape_impl.h"
 #include "tensor/threads.h"
 
 #define TWO_ROOT_2_OVER_PI 1.59576912f
@@ -77,12 +81,28 @@ static ls_status gelu_backward(lsi_tape *tape, lsi_node *node) {
     return lsi_tape_status(tape);
 }
 
+/* Elements [at, at + n) of y. */
+static void forward(const lsi_tensor *x, const lsi_tensor *y, int64_t at, int64_t n) {
+    int64_t bytes = at * lsi_dtype_size(y->dtype);
+    gelu_loop loop = {
+        .x = (const char *)x->data + bytes, .out = (char *)y->data + bytes, .dtype = y->dtype};
+    lsi_for_ranges(n, lsi_grain(4), forward_range, &loop);
+}
+
 static ls_status gelu_again(lsi_tape *tape, lsi_node *node) {
     (void)tape;
-    lsi_tensor *y = node->output;
-    gelu_loop loop = {.x = node->input[0]->data, .out = y->data, .dtype = y->dtype};
-    lsi_for_ranges(lsi_tensor_count(y), lsi_grain(4), forward_range, &loop);
+    forward(node->input[0], node->output, 0, lsi_tensor_count(node->output));
     return LS_OK;
+}
+
+static lsi_node node_of(lsi_tensor *x, lsi_tensor *y) {
+    return (lsi_node){.backward = gelu_backward,
+                      .again = gelu_again,
+                      .is_cheap = true,
+                      .name = "gelu",
+                      .input = {x},
+                      .output = y,
+                      .reads = LSI_READS_INPUT(0)};
 }
 
 lsi_tensor *lsi_op_gelu(lsi_tape *tape, lsi_tensor *x) {
@@ -90,14 +110,32 @@ lsi_tensor *lsi_op_gelu(lsi_tape *tape, lsi_tensor *x) {
     if (!lsi_op_same_type(tape, "gelu", x, x)) return NULL;
     lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
     if (!y) return NULL;
-    lsi_node node = {.backward = gelu_backward,
-                     .again = gelu_again,
-                     .is_cheap = true,
-                     .name = "gelu",
-                     .input = {x},
-                     .output = y,
-                     .reads = LSI_READS_INPUT(0)};
+    lsi_node node = node_of(x, y);
     (void)gelu_again(tape, &node);
     lsi_tape_record(tape, &node);
     return y;
+}
+
+/* ---- inside of the op that makes x ---- */
+
+bool lsi_gelu_open(lsi_tape *tape, lsi_tensor *x, lsi_gelu *gelu) {
+    lsi_tensor *y = lsi_tape_activation(tape, x->n_dims, x->dims);
+    *gelu = (lsi_gelu){tape, x, y, 0};
+    return y != NULL;
+}
+
+void lsi_gelu_rows(void *context, int64_t first, int64_t n) {
+    lsi_gelu *gelu = context;
+    int64_t columns = lsi_tensor_columns(gelu->y), out_ns = lsi_tape_step_out(gelu->tape);
+    forward(gelu->x, gelu->y, first * columns, n * columns);
+    if (out_ns != 0) gelu->ns += lsi_now_ns() - out_ns;
+    lsi_tape_step_in(gelu->tape, out_ns);
+}
+
+lsi_tensor *lsi_gelu_record(const lsi_gelu *gelu) {
+    lsi_node node = node_of(gelu->x, gelu->y);
+    lsi_tape_begin_span(gelu->tape);
+    gelu->tape->away_ns = -gelu->ns; /* what the rows took, before this span began */
+    lsi_tape_record(gelu->tape, &node);
+    return lsi_tape_status(gelu->tape) == LS_OK ? gelu->y : NULL;
 }

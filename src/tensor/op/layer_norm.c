@@ -9,7 +9,9 @@
  * Saved: mean and r of each row, two floats, so that backward needs no reduction over x again;
  * it reads x and w. Sums over a row run in lanes ([Note: lanes] in math.h), sums over rows in
  * blocks ([Note: sums over rows] in columns.h), both in float32. The variance is that of the
- * centred row, in a second pass, because E(x^2) - mean^2 cancels. */
+ * centred row, in a second pass, because E(x^2) - mean^2 cancels.
+ *
+ * add_layer_norm ([Note: pairs] in op.h): rows of x = a + b may be made right before their turn. */
 #include <math.h>
 #include <string.h>
 
@@ -17,6 +19,7 @@
 #include "tensor/gemm.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
+#include "tensor/op/add.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
 #include "tensor/threads.h"
@@ -30,7 +33,8 @@ enum { ROOM_ROWS = 3 };
 
 typedef struct norm {
     const void *x, *dy;
-    void *out; /* y, or dx (which may be dy) */
+    lsi_sum sum; /* makes x, a row right before its turn; y NULL: x is there */
+    void *out;   /* y, or dx (which may be dy) */
     ls_dtype dtype;
     const float *w, *b;
     float *dw, *db;
@@ -61,7 +65,11 @@ static float *room_of(const norm *nm, int worker) {
 }
 
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
-    for (int64_t row = begin; row < end; row++) forward_row(context, row, room_of(context, worker));
+    const norm *nm = context;
+    for (int64_t row = begin; row < end; row++) {
+        if (nm->sum.y) lsi_sum_elements(&nm->sum, row * nm->columns, (row + 1) * nm->columns);
+        forward_row(nm, row, room_of(nm, worker));
+    }
 }
 
 /* ---- backward ---- */
@@ -180,13 +188,18 @@ static void end(lsi_tape *tape, const norm *nm) {
     lsi_tape_release(tape, nm->rooms - 2 * nm->columns);
 }
 
-static ls_status layer_norm_again(lsi_tape *tape, lsi_node *node) {
+static ls_status forward(lsi_tape *tape, const lsi_node *node, lsi_sum sum) {
     norm nm = begin(tape, node, true);
     if (!nm.rooms) return lsi_tape_status(tape);
     nm.out = node->output->data;
+    nm.sum = sum;
     lsi_for_ranges(nm.rows, lsi_grain(2 * nm.columns), forward_range, &nm);
     end(tape, &nm);
     return LS_OK;
+}
+
+static ls_status layer_norm_again(lsi_tape *tape, lsi_node *node) {
+    return forward(tape, node, (lsi_sum){0});
 }
 
 static ls_status layer_norm_backward(lsi_tape *tape, lsi_node *node) {
@@ -209,8 +222,8 @@ static ls_status layer_norm_backward(lsi_tape *tape, lsi_node *node) {
     return lsi_tape_status(tape);
 }
 
-lsi_tensor *lsi_op_layer_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
-                              float epsilon) {
+static lsi_tensor *layer_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
+                              float epsilon, lsi_sum sum) {
     if (!lsi_op_begin(tape, "layer_norm", 3, (lsi_tensor *[]){x, weight, bias})) return NULL;
     int64_t rows = lsi_tensor_rows(x), columns = lsi_tensor_columns(x);
     if (!lsi_op_has_dims(tape, "layer_norm", "weight", weight, 1, &columns) ||
@@ -235,7 +248,21 @@ lsi_tensor *lsi_op_layer_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight,
                      .reads = LSI_READS_INPUT(0) | LSI_READS_INPUT(1),
                      .saved = {stats},
                      .scalar = epsilon};
-    (void)lsi_tape_fail_with(tape, layer_norm_again(tape, &node));
+    (void)lsi_tape_fail_with(tape, forward(tape, &node, sum));
     lsi_tape_record(tape, &node);
     return lsi_tape_status(tape) == LS_OK ? y : NULL;
+}
+
+lsi_tensor *lsi_op_layer_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
+                              float epsilon) {
+    return layer_norm(tape, x, weight, bias, epsilon, (lsi_sum){0});
+}
+
+lsi_tensor *lsi_op_add_layer_norm(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_tensor *weight,
+                                  lsi_tensor *bias, float epsilon, lsi_tensor **sum) {
+    lsi_sum making;
+    lsi_tensor *x = lsi_add_by_rows(tape, a, b, &making);
+    lsi_tensor *y = layer_norm(tape, x, weight, bias, epsilon, making);
+    if (y) *sum = x;
+    return y;
 }

@@ -11,11 +11,14 @@
  *
  * Saved: nothing of its own; backward reads x and W. The bias goes into the product, and all
  * gradients are added to what is there by the product itself. Products accumulate in float32 as the
- * library does it, and dW is float32 whatever the type of x. */
+ * library does it, and dW is float32 whatever the type of x.
+ *
+ * linear_gelu ([Note: pairs] in op.h): gelu takes the rows of y as the product completes them. */
 #include <string.h>
 
 #include "tensor/columns.h"
 #include "tensor/op.h"
+#include "tensor/op/gelu.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
 #include "tensor/threads.h"
@@ -111,7 +114,9 @@ static ls_status linear_backward(lsi_tape *tape, lsi_node *node) {
     return input_grad(tape, node);
 }
 
-static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
+/* ---- forward ---- */
+
+static ls_status forward(lsi_tape *tape, const lsi_node *node, lsi_rows_done rows_done) {
     const lsi_tensor *x = node->input[0], *bias = node->input[2];
     lsi_tensor *y = node->output;
     int64_t n = lsi_tensor_columns(y);
@@ -123,7 +128,8 @@ static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
                      .b = matrix(node->input[1], node->number[0]),
                      .c = y->data,
                      .c_dtype = y->dtype,
-                     .c_stride = n};
+                     .c_stride = n,
+                     .rows_done = rows_done};
     if (bias) {
         floats = lsi_tape_scratch(tape, (size_t)n * sizeof *floats);
         if (!floats) return lsi_tape_status(tape);
@@ -134,6 +140,10 @@ static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
     lsi_tape_release(tape, floats);
     if (node->number[1]) for_rows(y, y->data, (ls_dtype)node->number[1], round_range);
     return status;
+}
+
+static ls_status linear_again(lsi_tape *tape, lsi_node *node) {
+    return forward(tape, node, (lsi_rows_done){0});
 }
 
 /* ---- the ops ---- */
@@ -155,29 +165,37 @@ static uint32_t what_backward_reads(const lsi_tensor *x, const lsi_tensor *weigh
     return (weight->needs_grad ? LSI_READS_INPUT(0) : 0) | (x->needs_grad ? LSI_READS_INPUT(1) : 0);
 }
 
-static lsi_tensor *linear(lsi_tape *tape, form as, lsi_tensor *x, lsi_tensor *weight,
-                          lsi_tensor *bias) {
+/* The node of a form, with memory for its output; false on failure. */
+static bool prepare(lsi_tape *tape, form as, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
+                    lsi_node *node) {
     const char *name = form_names[as];
     bool transposed = as != LINEAR;
-    if (!lsi_op_begin(tape, name, bias ? 3 : 2, (lsi_tensor *[]){x, weight, bias})) return NULL;
+    if (!lsi_op_begin(tape, name, bias ? 3 : 2, (lsi_tensor *[]){x, weight, bias})) return false;
     int64_t k = lsi_tensor_columns(x), n = transposed ? weight->dims[0] : weight->dims[1];
     const int64_t dims[] = {transposed ? n : k, transposed ? k : n};
-    if (!lsi_op_has_dims(tape, name, "weight", weight, 2, dims)) return NULL;
-    if (bias && !lsi_op_has_dims(tape, name, "bias", bias, 1, &n)) return NULL;
-    if (!lsi_op_same_type(tape, name, x, weight)) return NULL;
-    if (!lsi_op_is_weight(tape, name, "bias", bias)) return NULL;
+    if (!lsi_op_has_dims(tape, name, "weight", weight, 2, dims)) return false;
+    if (bias && !lsi_op_has_dims(tape, name, "bias", bias, 1, &n)) return false;
+    if (!lsi_op_same_type(tape, name, x, weight)) return false;
+    if (!lsi_op_is_weight(tape, name, "bias", bias)) return false;
     lsi_tensor *y = new_output(tape, x, n, as);
-    if (!y) return NULL;
-    lsi_node node = {.backward = linear_backward,
-                     .again = linear_again,
-                     .name = name,
-                     .input = {x, weight, bias},
-                     .output = y,
-                     .reads = what_backward_reads(x, weight),
-                     .number = {transposed, as == LOGITS ? lsi_tape_output_dtype(tape) : 0}};
+    if (!y) return false;
+    *node = (lsi_node){.backward = linear_backward,
+                       .again = linear_again,
+                       .name = name,
+                       .input = {x, weight, bias},
+                       .output = y,
+                       .reads = what_backward_reads(x, weight),
+                       .number = {transposed, as == LOGITS ? lsi_tape_output_dtype(tape) : 0}};
+    return true;
+}
+
+static lsi_tensor *linear(lsi_tape *tape, form as, lsi_tensor *x, lsi_tensor *weight,
+                          lsi_tensor *bias) {
+    lsi_node node;
+    if (!prepare(tape, as, x, weight, bias, &node)) return NULL;
     if (linear_again(tape, &node) != LS_OK) return NULL;
     lsi_tape_record(tape, &node);
-    return y;
+    return node.output;
 }
 
 lsi_tensor *lsi_op_linear(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
@@ -191,4 +209,17 @@ lsi_tensor *lsi_op_linear_transposed(lsi_tape *tape, lsi_tensor *x, lsi_tensor *
 
 lsi_tensor *lsi_op_logits(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias) {
     return linear(tape, LOGITS, x, weight, bias);
+}
+
+lsi_tensor *lsi_op_linear_gelu(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, lsi_tensor *bias,
+                               lsi_tensor **product) {
+    lsi_node node;
+    lsi_gelu gelu;
+    if (!prepare(tape, LINEAR, x, weight, bias, &node)) return NULL;
+    if (!lsi_gelu_open(tape, node.output, &gelu)) return NULL;
+    if (forward(tape, &node, (lsi_rows_done){lsi_gelu_rows, &gelu}) != LS_OK) return NULL;
+    lsi_tape_record(tape, &node);
+    lsi_tensor *y = lsi_gelu_record(&gelu);
+    if (y) *product = node.output;
+    return y;
 }

@@ -10,13 +10,16 @@
  *
  * Saved: r of each row, a float, so that backward needs no reduction over x^2 again; it reads x and
  * w. Sums over a row run in lanes ([Note: lanes] in math.h), sums over rows in blocks ([Note: sums
- * over rows] in columns.h), both in float32 for either type. */
+ * over rows] in columns.h), both in float32 for either type.
+ *
+ * add_rms_norm ([Note: pairs] in op.h): rows of x = a + b may be made right before their turn. */
 #include <math.h>
 
 #include "tensor/columns.h"
 #include "tensor/gemm.h"
 #include "tensor/math.h"
 #include "tensor/op.h"
+#include "tensor/op/add.h"
 #include "tensor/op/shape.h"
 #include "tensor/rows.h"
 #include "tensor/threads.h"
@@ -25,7 +28,8 @@ enum { ROOM_ROWS = 3 };
 
 typedef struct norm {
     const void *x, *dy;
-    void *out; /* y, or dx (which may be dy) */
+    lsi_sum sum; /* makes x, a row right before its turn; y NULL: x is there */
+    void *out;   /* y, or dx (which may be dy) */
     ls_dtype dtype;
     const float *w;
     float *dw;
@@ -54,7 +58,11 @@ static void forward_row(const norm *nm, int64_t row, float *room) {
 }
 
 static void forward_range(void *context, int64_t begin, int64_t end, int worker) {
-    for (int64_t row = begin; row < end; row++) forward_row(context, row, room_of(context, worker));
+    const norm *nm = context;
+    for (int64_t row = begin; row < end; row++) {
+        if (nm->sum.y) lsi_sum_elements(&nm->sum, row * nm->columns, (row + 1) * nm->columns);
+        forward_row(nm, row, room_of(nm, worker));
+    }
 }
 
 /* ---- backward: x ---- */
@@ -141,13 +149,18 @@ static norm begin(lsi_tape *tape, const lsi_node *node) {
     return nm;
 }
 
-static ls_status rms_norm_again(lsi_tape *tape, lsi_node *node) {
+static ls_status forward(lsi_tape *tape, const lsi_node *node, lsi_sum sum) {
     norm nm = begin(tape, node);
     if (!nm.memory) return lsi_tape_status(tape);
     nm.out = node->output->data;
+    nm.sum = sum;
     lsi_for_ranges(nm.rows, lsi_grain(2 * nm.columns), forward_range, &nm);
     lsi_tape_release(tape, nm.memory);
     return LS_OK;
+}
+
+static ls_status rms_norm_again(lsi_tape *tape, lsi_node *node) {
+    return forward(tape, node, (lsi_sum){0});
 }
 
 static ls_status rms_norm_backward(lsi_tape *tape, lsi_node *node) {
@@ -163,7 +176,8 @@ static ls_status rms_norm_backward(lsi_tape *tape, lsi_node *node) {
     return lsi_tape_status(tape);
 }
 
-lsi_tensor *lsi_op_rms_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, float epsilon) {
+static lsi_tensor *rms_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, float epsilon,
+                            lsi_sum sum) {
     if (!lsi_op_begin(tape, "rms_norm", 2, (lsi_tensor *[]){x, weight})) return NULL;
     int64_t rows = lsi_tensor_rows(x), columns = lsi_tensor_columns(x);
     if (!lsi_op_has_dims(tape, "rms_norm", "weight", weight, 1, &columns) ||
@@ -185,7 +199,20 @@ lsi_tensor *lsi_op_rms_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, f
                      .reads = LSI_READS_INPUT(0) | LSI_READS_INPUT(1),
                      .saved = {r},
                      .scalar = epsilon};
-    (void)lsi_tape_fail_with(tape, rms_norm_again(tape, &node));
+    (void)lsi_tape_fail_with(tape, forward(tape, &node, sum));
     lsi_tape_record(tape, &node);
     return lsi_tape_status(tape) == LS_OK ? y : NULL;
+}
+
+lsi_tensor *lsi_op_rms_norm(lsi_tape *tape, lsi_tensor *x, lsi_tensor *weight, float epsilon) {
+    return rms_norm(tape, x, weight, epsilon, (lsi_sum){0});
+}
+
+lsi_tensor *lsi_op_add_rms_norm(lsi_tape *tape, lsi_tensor *a, lsi_tensor *b, lsi_tensor *weight,
+                                float epsilon, lsi_tensor **sum) {
+    lsi_sum making;
+    lsi_tensor *x = lsi_add_by_rows(tape, a, b, &making);
+    lsi_tensor *y = rms_norm(tape, x, weight, epsilon, making);
+    if (y) *sum = x;
+    return y;
 }
