@@ -136,7 +136,8 @@ static const lsi_rule *find_rule(const lsi_choice_case *c, const lsi_rules *rule
 /* What is put together from the costs of single messages may be this much too good: channels of
  * calls in a row get into each other's way, other ways through memory are measured as whole calls.
  * All-gather of 64 KiB to 16 MiB by ring takes 1.6 to 2.3 times as long as direct where costs said
- * 1.0 to 1.4, so a noisy measurement would now and then take it. */
+ * 1.0 to 1.4 (`lockstep bench allgather`, with --algo and with --explain), so a noisy measurement
+ * would now and then take it. */
 static const double DOUBT_ABOUT_MESSAGES = 1.5;
 
 /* Only what gives the bits of the order tree is chosen unasked; DIRECT and STAGED are what SHARED
